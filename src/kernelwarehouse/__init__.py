@@ -1,0 +1,1 @@
+"""KernelWarehouse for PyTorch: dynamic convolution with warehouses of shared kernel cells."""

@@ -1,0 +1,36 @@
+"""The fixed facts of one layer that evaluating it needs."""
+
+from dataclasses import dataclass
+
+from kernelwarehouse.partition import Partition
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A kernel's partition and how it slides over the input.
+
+    Padding is symmetric and of zeros; layers pad by themselves where it is anything else. A linear layer has no
+    spatial axes: its tuples are empty and its input is `[batch, tokens, in]`, where a convolution's is `[batch, in, *space]`.
+    """
+
+    partition: Partition
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        return self.partition.kernel_shape[2:]
+
+    @property
+    def spatial_axes(self) -> int:
+        return len(self.kernel_size)
+
+    @property
+    def out_channels(self) -> int:
+        return self.partition.kernel_shape[0]
+
+    @property
+    def in_channels(self) -> int:
+        return self.partition.kernel_shape[1] * self.groups

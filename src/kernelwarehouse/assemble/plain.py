@@ -1,0 +1,49 @@
+"""The plain definition: mix all cells, assemble a kernel for every sample, apply each to its own sample.
+
+This is how the published code works, and what every faster way is compared with.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.partition import Partition
+
+_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def assemble_kernels(attention: Tensor, cells: Tensor, partition: Partition) -> Tensor:
+    """`[batch, m, n]` attentions and `[n, *cell]` cells -> kernels `[batch, out, in / groups, *k]`."""
+    mixtures = torch.matmul(attention, cells.flatten(1))
+    return partition.join(mixtures.unflatten(2, partition.cell_shape))
+
+
+def apply_kernels(x: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
+    """Apply to every sample its own kernel, as one convolution with batch-many groups (or one batched product)."""
+    if geometry.spatial_axes == 0:
+        return torch.bmm(x, kernels.transpose(1, 2))
+    batch = x.shape[0]
+    if batch == 0:  # a convolution with zero groups does not exist; any kernel gives the shape
+        empty = kernels.new_zeros(geometry.partition.kernel_shape)
+        out = _CONVOLVE[geometry.spatial_axes](
+            x, empty, None, geometry.stride, geometry.padding, geometry.dilation, geometry.groups
+        )
+        return out + kernels.sum()  # keeps the gradients of an empty batch defined (and zero)
+    out = _CONVOLVE[geometry.spatial_axes](
+        x.reshape(1, batch * x.shape[1], *x.shape[2:]),
+        kernels.flatten(0, 1),
+        None,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        geometry.groups * batch,
+    )
+    return out.reshape(batch, geometry.out_channels, *out.shape[2:])
+
+
+def evaluate(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+    """The output of a layer without its bias."""
+    return apply_kernels(x, assemble_kernels(attention, cells, geometry.partition), geometry)

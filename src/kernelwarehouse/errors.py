@@ -1,0 +1,29 @@
+"""What can go wrong, by name. Every error says what was met, its value, and what would be right."""
+
+
+class KernelWarehouseError(ValueError):
+    """Base of all errors of this library."""
+
+
+class ConfigError(KernelWarehouseError):
+    """A configuration value that makes no sense on its own."""
+
+
+class PlanError(KernelWarehouseError):
+    """A plan that cannot be made for this model, or that does not fit it."""
+
+
+class ConvertError(KernelWarehouseError):
+    """A model that cannot be converted."""
+
+
+class CheckpointError(KernelWarehouseError):
+    """A file that is missing, damaged, foreign or of another model."""
+
+
+class UnknownPresetError(KernelWarehouseError):
+    """A preset name that the zoo does not have."""
+
+
+class KernelWarehouseWarning(UserWarning):
+    """Something worth knowing that does not stop the work."""
