@@ -25,5 +25,21 @@ class UnknownPresetError(KernelWarehouseError):
     """A preset name that the zoo does not have."""
 
 
+class DataError(KernelWarehouseError):
+    """Images, labels or classes that are missing, damaged or do not fit."""
+
+
+class UnreadableImageError(DataError):
+    """One image that cannot be decoded; its name is in the message."""
+
+
+class RecipeError(KernelWarehouseError):
+    """A training recipe, or an override of one, that makes no sense."""
+
+
+class TrainingError(KernelWarehouseError):
+    """A run that cannot start, go on, or be kept."""
+
+
 class KernelWarehouseWarning(UserWarning):
     """Something worth knowing that does not stop the work."""
