@@ -1,0 +1,90 @@
+"""One process or many: what torchrun tells us, and the few things that processes exchange."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from kernelwarehouse.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of the run. Alone unless torchrun started it."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_main(self) -> bool:
+        """The one process that writes files and talks to the user."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.world_size > 1:
+            values = values.clone()
+            distributed.all_reduce(values)
+        return values
+
+    def share(self, value: Any) -> Any:
+        """The main process's value, in every process."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        distributed.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, by rank, in every process."""
+        if self.world_size == 1:
+            return [value]
+        box: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(box, value)
+        return box
+
+    def equalise_buffers(self, model: nn.Module) -> None:
+        """Give every process the main process's running statistics, which batches of their own have moved apart."""
+        if self.world_size > 1:
+            for buffer in model.buffers():
+                distributed.broadcast(buffer, src=0)
+
+
+@contextmanager
+def join_processes(device: str = "") -> Iterator[Processes]:
+    """The processes of this run: those torchrun started, joined over NCCL (GPUs) or gloo, or just this one."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = _choose_device(device, local_rank)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Processes(device=chosen)
+        return
+    distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield Processes(
+            rank=distributed.get_rank(),
+            world_size=distributed.get_world_size(),
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            device=chosen,
+        )
+    finally:
+        distributed.destroy_process_group()
+
+
+def _choose_device(name: str, local_rank: int) -> torch.device:
+    if not name:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise TrainingError(f"device {name!r} is unknown; expected cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise TrainingError(f"device {name!r} was asked for, but torch finds no usable GPU; use --device cpu")
+    return torch.device("cuda", local_rank) if name == "cuda" else device

@@ -1,0 +1,129 @@
+"""Images into batches, in worker processes."""
+
+import os
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from kernelwarehouse.data.batches import EvaluationShare, TrainingBatches
+from kernelwarehouse.data.images import Images
+from kernelwarehouse.data.seeds import derive_seed, seed_generators
+from kernelwarehouse.errors import DataError, UnreadableImageError
+from kernelwarehouse.training.augment import Transform
+from kernelwarehouse.training.distributed import Processes
+
+Unreadable = Literal["stop", "skip"]
+MOST_WORKERS = 8
+BATCHES_AHEAD = 4
+
+
+class Sample(NamedTuple):
+    """One image; `image` is missing where it could not be read, and `unreadable` then says why."""
+
+    image: Tensor | None
+    target: int
+    unreadable: tuple[str, ...] = ()
+
+
+class Batch(NamedTuple):
+    images: Tensor
+    targets: Tensor
+    unreadable: list[str]
+
+
+class TrainingImages(Dataset[Sample]):
+    """Augmented images by `(epoch, index)`: the same pair always gives the same tensor.
+
+    With `unreadable="skip"` the next readable image takes the place of one that cannot be read, so that all batches
+    keep their size.
+    """
+
+    def __init__(self, images: Images, transform: Transform, seed: int, unreadable: Unreadable = "stop") -> None:
+        self._images = images
+        self._transform = transform
+        self._seed = seed
+        self._unreadable = unreadable
+
+    def __getitem__(self, place: tuple[int, int]) -> Sample:
+        epoch, index = place
+        problems: list[str] = []
+        count = len(self._images.labels)
+        for candidate in ((index + offset) % count for offset in range(count)):
+            try:
+                image = self._images.load(candidate)
+            except UnreadableImageError as error:
+                if self._unreadable == "stop":
+                    raise
+                problems.append(str(error))
+                continue
+            seed_generators(derive_seed("augment", self._seed, epoch, candidate))
+            return Sample(self._transform(image), int(self._images.labels[candidate]), tuple(problems))
+        raise DataError(f"none of the {count} training images can be read; the first: {problems[0]}")
+
+
+class EvaluationImages(Dataset[Sample]):
+    """Images by index, not augmented. Unreadable ones are left out of the batch with `unreadable="skip"`."""
+
+    def __init__(self, images: Images, transform: Transform, unreadable: Unreadable = "stop") -> None:
+        self._images = images
+        self._transform = transform
+        self._unreadable = unreadable
+
+    def __getitem__(self, index: int) -> Sample:
+        target = int(self._images.labels[index])
+        try:
+            return Sample(self._transform(self._images.load(index)), target)
+        except UnreadableImageError as error:
+            if self._unreadable == "stop":
+                raise
+            return Sample(None, target, (str(error),))
+
+
+def collate(samples: Sequence[Sample]) -> Batch:
+    readable = [sample for sample in samples if sample.image is not None]
+    images = [sample.image for sample in readable if sample.image is not None]
+    sizes = {tuple(image.shape) for image in images}
+    if len(sizes) > 1:
+        raise DataError(f"images of different sizes {sorted(sizes)} in one batch; set the recipe's image_size")
+    return Batch(
+        torch.stack(images) if images else torch.empty(0),
+        torch.tensor([sample.target for sample in readable]),
+        [problem for sample in samples for problem in sample.unreadable],
+    )
+
+
+def default_workers(processes: Processes) -> int:
+    """As many as there are cores for this process, within reason."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_WORKERS, cores // processes.local_world_size))
+
+
+def training_loader(
+    images: TrainingImages, batches: TrainingBatches, workers: int, processes: Processes
+) -> DataLoader[Sample]:
+    """All micro-batches from `batches.start_step` to the end of the run, so that workers read on across epochs."""
+    return DataLoader(
+        images,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=processes.device.type == "cuda",
+        prefetch_factor=BATCHES_AHEAD if workers else None,
+    )
+
+
+def evaluation_loader(
+    images: EvaluationImages, count: int, batch_size: int, workers: int, processes: Processes
+) -> DataLoader[Sample]:
+    """This process's share of `count` images."""
+    return DataLoader(
+        images,
+        batch_size=batch_size,
+        sampler=EvaluationShare(count, rank=processes.rank, world_size=processes.world_size),
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=processes.device.type == "cuda",
+    )

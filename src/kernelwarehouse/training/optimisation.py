@@ -1,0 +1,74 @@
+"""Optimiser, learning rate, loss and mixing of images, from the recipe. The parts are timm's and torch's."""
+
+from collections.abc import Callable
+
+from timm.data import Mixup
+from timm.loss import SoftTargetCrossEntropy
+from timm.optim import create_optimizer_v2, param_groups_weight_decay
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kernelwarehouse.attention import Attention
+from kernelwarehouse.training.recipe import Recipe
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def undecayed_parameters(model: nn.Module) -> set[str]:
+    """Names of parameters without weight decay, beyond the norms and biases that timm leaves out by itself.
+
+    The network's own wishes (position embeddings and the like), and the layers that make an attention's logits z: CAF
+    uses only z / (sum|z| + 0.001), in which a factor on z cancels. Decay would therefore not restrain what the layer
+    expresses; it would only shrink z until the 0.001 counts, and with it every kernel that is assembled.
+    """
+    own = getattr(model, "no_weight_decay", None)
+    names = set(own()) if callable(own) else set()
+    for path, module in model.named_modules():
+        if isinstance(module, Attention):
+            names |= {f"{path}.{name}" for name, _ in module.named_parameters() if not name.startswith(("fc1", "norm"))}
+    return names
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
+    groups = param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=undecayed_parameters(model))
+    return create_optimizer_v2(
+        groups, opt=recipe.optimizer, lr=recipe.learning_rate, weight_decay=0.0, momentum=recipe.momentum
+    )
+
+
+def make_schedule(optimizer: Optimizer, recipe: Recipe, steps_per_epoch: int) -> Scheduler:
+    """Call `step_update(n)` when n steps are done."""
+    schedule, _ = create_scheduler_v2(
+        optimizer,
+        sched=recipe.schedule,
+        num_epochs=recipe.epochs,
+        decay_epochs=recipe.decay_every,
+        decay_rate=recipe.decay_factor,
+        min_lr=recipe.min_learning_rate,
+        warmup_epochs=recipe.warmup_epochs,  # type: ignore[arg-type]  # a part of an epoch is fine
+        warmup_lr=recipe.warmup_learning_rate,
+        step_on_epochs=False,
+        updates_per_epoch=steps_per_epoch,
+    )
+    return schedule
+
+
+def make_mixing(recipe: Recipe, classes: int) -> Mixup | None:
+    """Mixup and cutmix within a micro-batch, or nothing. Draws from NumPy's global generator."""
+    if not recipe.mixes:
+        return None
+    return Mixup(
+        mixup_alpha=recipe.mixup,
+        cutmix_alpha=recipe.cutmix,
+        prob=recipe.mix_probability,
+        label_smoothing=recipe.label_smoothing,
+        num_classes=classes,
+    )
+
+
+def make_loss(recipe: Recipe) -> Loss:
+    if recipe.mixes:
+        return SoftTargetCrossEntropy()
+    return nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)

@@ -1,0 +1,186 @@
+"""How to train, as data. The recipes lie in `recipes/*.toml`, each complete, each value explained and sourced there."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from importlib.resources import files
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from timm.optim import list_optimizers
+
+from kernelwarehouse.errors import RecipeError
+
+CROPS = ("resized", "padded", "none")
+INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
+PRECISIONS = ("float32", "bfloat16", "float16")
+SCHEDULES = ("cosine", "step")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training strategy. Fields are as in the files; `recipes/traditional.toml` is the one to read first."""
+
+    summary: str
+
+    epochs: int
+    batch_size: int
+
+    optimizer: str
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    clip_norm: float
+
+    schedule: str
+    min_learning_rate: float
+    warmup_epochs: float
+    warmup_learning_rate: float
+    decay_every: int
+    decay_factor: float
+
+    tau_epochs: float
+
+    image_size: int
+    interpolation: str
+    crop: str
+    crop_min_area: float
+    crop_padding: int
+    flip: float
+    color_jitter: float
+    auto_augment: str
+    random_erasing: float
+    mixup: float
+    cutmix: float
+    mix_probability: float
+    label_smoothing: float
+    evaluation_crop: float
+
+    dropout: float
+    drop_path: float
+    ema_decay: float
+
+    precision: str
+    sync_batch_norm: bool
+    channels_last: bool
+    compile: bool
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_choice("schedule", SCHEDULES)
+        self._check_choice("crop", CROPS)
+        self._check_choice("interpolation", INTERPOLATIONS)
+        self._check_choice("precision", PRECISIONS)
+        self._check_choice("optimizer", [str(name) for name in list_optimizers()])
+        for name in ("epochs", "batch_size", "learning_rate", "decay_every", "evaluation_crop"):
+            self._check_range(name, above=0)
+        for name in ("weight_decay", "clip_norm", "min_learning_rate", "warmup_epochs", "warmup_learning_rate"):
+            self._check_range(name)
+        for name in ("tau_epochs", "image_size", "crop_padding", "color_jitter", "mixup", "cutmix"):
+            self._check_range(name)
+        for name in ("flip", "random_erasing", "mix_probability", "label_smoothing", "crop_min_area"):
+            self._check_range(name, most=1)
+        for name in ("momentum", "dropout", "drop_path", "ema_decay"):
+            self._check_range(name, below=1)
+        for name in ("tau_epochs", "warmup_epochs"):
+            if getattr(self, name) > self.epochs:
+                raise RecipeError(
+                    f"{name} (={getattr(self, name):g}) is longer than the run of {self.epochs} epochs, which would "
+                    f"end before it is through; override it as well, for instance --set {name}={self.epochs / 2:g}"
+                )
+        if self.mixes and self.batch_size % 2:
+            raise RecipeError(f"batch_size (={self.batch_size}) must be even, since mixup and cutmix pair the images")
+
+    @property
+    def mixes(self) -> bool:
+        return self.mix_probability > 0 and (self.mixup > 0 or self.cutmix > 0)
+
+    def _check_types(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is float and type(value) is int:
+                object.__setattr__(self, field.name, float(value))
+            elif type(value) is not field.type:
+                kind = getattr(field.type, "__name__", str(field.type))
+                raise RecipeError(f"{field.name} (={value!r}) must be of type {kind}")
+
+    def _check_choice(self, name: str, choices: Iterable[str]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise RecipeError(f"{name} (={value!r}) must be one of {', '.join(choices)}")
+
+    def _check_range(
+        self, name: str, *, above: float | None = None, most: float | None = None, below: float | None = None
+    ) -> None:
+        value = getattr(self, name)
+        low_enough = (most is None or value <= most) and (below is None or value < below)
+        if not isfinite(value) or not (value > above if above is not None else value >= 0) or not low_enough:
+            bounds = [f"above {above}" if above is not None else "at least 0"]
+            bounds += [f"at most {most}"] if most is not None else []
+            bounds += [f"below {below}"] if below is not None else []
+            raise RecipeError(f"{name} (={value}) must be {' and '.join(bounds)}")
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> "Recipe":
+        """A copy with some fields replaced; a field that does not exist is an error."""
+        _refuse_unknown(overrides, "recipe field")
+        return replace(self, **overrides)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def recipe_names() -> list[str]:
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in (files(__package__) / "recipes").iterdir()
+        if entry.name.endswith(".toml")
+    )
+
+
+def load_recipe(name: str) -> Recipe:
+    """A recipe by its name, or one of your own by the path of its `.toml` file."""
+    if name in recipe_names():
+        text = (files(__package__) / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    elif name.endswith(".toml"):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise RecipeError(f"recipe {name!r} cannot be read: {error}") from error
+    else:
+        raise RecipeError(f"recipe {name!r} is unknown; there are {', '.join(recipe_names())}, or the path of a .toml")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"recipe {name!r} is not valid TOML: {error}") from error
+    return recipe_from_dict(values, name)
+
+
+def recipe_from_dict(values: Mapping[str, Any], name: str) -> Recipe:
+    _refuse_unknown(values, f"field of recipe {name!r}")
+    missing = [field.name for field in fields(Recipe) if field.name not in values]
+    if missing:
+        raise RecipeError(f"recipe {name!r} does not say {', '.join(missing)}")
+    return Recipe(**values)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`field=value` from the command line; the value as in TOML, with quotes around text optional."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise RecipeError(f"override {text!r} must look like field=value")
+    _refuse_unknown({name: value}, "recipe field")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
+def _refuse_unknown(values: Mapping[str, Any], what: str) -> None:
+    known = [field.name for field in fields(Recipe)]
+    for name in values:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise RecipeError(f"{what} {name!r} is unknown; {hint}")
