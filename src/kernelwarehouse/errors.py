@@ -41,5 +41,13 @@ class TrainingError(KernelWarehouseError):
     """A run that cannot start, go on, or be kept."""
 
 
+class ShapeError(KernelWarehouseError):
+    """Tensors whose shapes or types do not fit each other or the layer."""
+
+
+class StrategyError(KernelWarehouseError):
+    """An evaluation strategy that does not exist, or that cannot do what is asked of it."""
+
+
 class KernelWarehouseWarning(UserWarning):
     """Something worth knowing that does not stop the work."""

@@ -26,7 +26,9 @@ class Partition:
             raise PlanError(f"cell shape {cell} does not have the {len(kernel)} axes of the kernel {kernel}")
         for axis, (whole, part) in enumerate(zip(kernel, cell, strict=True)):
             if part < 1 or whole % part:
-                raise PlanError(f"kernel {kernel} cannot be split into cells {cell}: axis {axis} is {whole}, cell {part}")
+                raise PlanError(
+                    f"kernel {kernel} cannot be split into cells {cell}: axis {axis} is {whole}, cell {part}"
+                )
             if axis >= 2 and part not in (1, whole):
                 raise PlanError(f"cell {cell} is {part} wide on spatial axis {axis - 2}; it must be 1 or {whole}")
 
@@ -60,7 +62,9 @@ class Partition:
     def split(self, kernel: Tensor) -> Tensor:
         """`[out, in / groups, *k]` -> `[mixtures, *cell_shape]`."""
         if tuple(kernel.shape) != self.kernel_shape:
-            raise PlanError(f"kernel of shape {tuple(kernel.shape)} given where the partition is of {self.kernel_shape}")
+            raise PlanError(
+                f"kernel of shape {tuple(kernel.shape)} given where the partition is of {self.kernel_shape}"
+            )
         axes = len(self.kernel_shape)
         pairs = [size for pair in zip(self.counts, self.cell_shape, strict=True) for size in pair]
         count_axes = [*range(4, 2 * axes, 2), 0, 2]

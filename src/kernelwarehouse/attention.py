@@ -1,0 +1,196 @@
+"""The attention branch of a layer: from its input to the weights of its mixtures."""
+
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernelwarehouse.config import AttentionFunction, Norm, check_choice, check_positive
+from kernelwarehouse.errors import ConfigError
+from kernelwarehouse.temperature import HasTemperature
+
+NORMALISER_EPS = 1e-3
+SMALLEST_HIDDEN = 16
+
+
+def hidden_width(in_channels: int, reduction: float) -> int:
+    return max(int(in_channels * reduction), SMALLEST_HIDDEN)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The low-rank form: cells that start in this layer keep logits of their own, the others share a basis.
+
+    `first` and `local` place the layer's own cells in the warehouse, `basis` is the width of the rest.
+    """
+
+    first: int
+    local: int
+    basis: int
+
+    @staticmethod
+    def of(ratio: float, cells: int, first: int, local: int) -> "LowRank":
+        return LowRank(first, local, max(int((cells - local) * ratio), SMALLEST_HIDDEN))
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """All that decides the sizes of an attention branch.
+
+    `cells` is the n of the warehouse. With `own_cells_only` a mixture sees only its `cells / mixtures` own ones.
+    """
+
+    in_channels: int
+    mixtures: int
+    cells: int
+    hidden: int
+    norm: Norm = "batch"
+    function: AttentionFunction = "caf"
+    low_rank: LowRank | None = None
+    own_cells_only: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("in_channels", "mixtures", "cells", "hidden"):
+            check_positive(getattr(self, name), f"attention: {name}")
+        check_choice(self.norm, "attention: norm", get_args(Norm))
+        check_choice(self.function, "attention: function", get_args(AttentionFunction))
+        if self.own_cells_only and (self.cells % self.mixtures or self.low_rank):
+            raise ConfigError(
+                f"attention over own cells only: {self.cells} cells do not divide among {self.mixtures} mixtures, "
+                "or a low-rank form is asked for; use an integer budget of 1 or more and the full-rank form"
+            )
+
+    @property
+    def visible(self) -> int:
+        """Cells that one mixture sees."""
+        return self.cells // self.mixtures if self.own_cells_only else self.cells
+
+    def parameters(self) -> int:
+        """Parameters of the branch, counted without building it."""
+        first = self.in_channels * self.hidden + (self.hidden if self.norm == "layer" else 0)
+        norm = 2 * self.hidden
+        logits = self.mixtures * (self.visible + 1)
+        if self.low_rank is None:
+            return first + norm + (self.hidden + 1) * logits
+        local, basis = self.low_rank.local, self.low_rank.basis
+        head = self.hidden * self.mixtures * (local + basis + 1)
+        return first + norm + head + basis * (self.cells - local) + logits
+
+
+class Attention(HasTemperature):
+    """Mean over positions -> Linear -> norm -> ReLU -> Linear -> attention function.
+
+    Every mixture has one logit per visible cell and one more for the zero cell, which takes part in the
+    normalisation and is then dropped. `beta` says which cells a mixture starts from; without it (`None`) the
+    temperature has no effect and stays 0.
+
+    In training, batch statistics of fewer than two samples say nothing: such a batch is normalised with the running
+    statistics and leaves them alone.
+    """
+
+    beta: Tensor | None
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        beta: Tensor | None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(1.0 if beta is not None else 0.0, device)
+        if beta is not None and tuple(beta.shape) != (shape.mixtures, shape.cells):
+            raise ConfigError(f"beta has shape {tuple(beta.shape)}; {(shape.mixtures, shape.cells)} is wanted")
+        self.shape = shape
+        self.register_buffer("beta", None if beta is None else beta.to(device=device, dtype=torch.bool))
+        batch_norm = shape.norm == "batch"
+        self.fc1 = nn.Linear(shape.in_channels, shape.hidden, bias=not batch_norm, device=device, dtype=dtype)
+        norm = nn.BatchNorm1d if batch_norm else nn.LayerNorm
+        self.norm: nn.Module = norm(shape.hidden, device=device, dtype=dtype)
+        low_rank = shape.low_rank
+        if low_rank is None:
+            logits = shape.mixtures * (shape.visible + 1)
+            self.fc2 = nn.Linear(shape.hidden, logits, device=device, dtype=dtype)
+        else:
+            width = shape.mixtures * (low_rank.local + low_rank.basis + 1)
+            self.fc2 = nn.Linear(shape.hidden, width, bias=False, device=device, dtype=dtype)
+            others = shape.cells - low_rank.local
+            self.basis = nn.Linear(low_rank.basis, others, bias=False, device=device, dtype=dtype)
+            offsets = torch.empty(shape.mixtures, shape.cells + 1, device=device, dtype=dtype)
+            self.offset = nn.Parameter(offsets)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Linear weights kaiming-normal (fan_out), biases 0, the norm as new."""
+        for layer in self.children():
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=math.sqrt(2 / max(layer.out_features, 1)))
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+            elif isinstance(layer, (nn.BatchNorm1d, nn.LayerNorm)):
+                layer.reset_parameters()
+        if self.shape.low_rank is not None:
+            nn.init.zeros_(self.offset)
+
+    def set_temperature(self, tau: float) -> None:
+        super().set_temperature(tau if self.beta is not None else 0.0)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """`[batch, in_channels]` -> `[batch, mixtures, cells]`."""
+        return self.weights(self.logits(self.hidden(pooled)))
+
+    def hidden(self, pooled: Tensor) -> Tensor:
+        """The hidden vector, `[batch, hidden]`."""
+        features = self.fc1(pooled)
+        norm = self.norm
+        if type(norm) is nn.BatchNorm1d and norm.training and features.shape[0] < 2:
+            features = F.batch_norm(
+                features, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=False, eps=norm.eps
+            )
+        else:
+            features = norm(features)
+        return F.relu(features)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[batch, mixtures, visible + 1]`; the last is the zero cell's."""
+        shape = self.shape
+        raw = self.fc2(hidden).unflatten(1, (shape.mixtures, -1))
+        low_rank = shape.low_rank
+        if low_rank is None:
+            return raw
+        local, basis, zero = raw.split([low_rank.local, low_rank.basis, 1], dim=2)
+        others = self.basis(basis)
+        before, after = others.split([low_rank.first, others.shape[2] - low_rank.first], dim=2)
+        return torch.cat([before, local, after, zero], dim=2) + self.offset
+
+    def weights(self, logits: Tensor) -> Tensor:
+        """The attention function: `[batch, mixtures, cells]`, in float32 at least."""
+        shape = self.shape
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        visible = logits[..., : shape.visible]
+        match shape.function:
+            case "caf":
+                learned = visible / self.normaliser(logits)
+            case "relu":
+                learned = visible.relu() / self.normaliser(logits)
+            case "softmax":
+                learned = logits.softmax(-1)[..., : shape.visible]
+            case "sigmoid":
+                learned = visible.sigmoid()
+        if shape.own_cells_only:
+            # Mixture i sees the cells of block i: lay the blocks on the diagonal of [mixtures, mixtures, visible].
+            blocks = torch.diag_embed(learned.transpose(1, 2)).permute(0, 2, 3, 1)
+            learned = blocks.reshape(-1, shape.mixtures, shape.cells)
+        if self.beta is None:
+            return learned
+        tau = self.tau(learned.dtype)
+        return tau * self.beta + (1 - tau) * learned
+
+    @staticmethod
+    def normaliser(logits: Tensor) -> Tensor:
+        return logits.abs().sum(-1, keepdim=True) + NORMALISER_EPS
+
+    def extra_repr(self) -> str:
+        return f"mixtures={self.shape.mixtures}, cells={self.shape.cells}, function={self.shape.function!r}"

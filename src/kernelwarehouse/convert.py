@@ -1,0 +1,160 @@
+"""Plan -> converted model."""
+
+import copy
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from kernelwarehouse.build import Initializer, build_attentions, build_warehouse, initialise, seed_from_kernels
+from kernelwarehouse.discover import check_model, discover
+from kernelwarehouse.errors import ConvertError, PlanError
+from kernelwarehouse.layers import Conv1d, Conv2d, Conv3d, FusedQueryKeyValue, Linear, Source, WarehouseLayer
+from kernelwarehouse.plan import Plan, PlannedWarehouse
+from kernelwarehouse.spec import LayerSpec
+
+_CONVS: dict[str, type[Conv1d] | type[Conv2d] | type[Conv3d]] = {"conv1d": Conv1d, "conv2d": Conv2d, "conv3d": Conv3d}
+_PLAN = "_kernelwarehouse_plan"
+
+
+def convert(model: nn.Module, plan: Plan, *, initializer: Initializer | None = None) -> nn.Module:
+    """A copy of the model whose planned layers draw on warehouses; the original is untouched.
+
+    The cells are seeded from the model's present kernels: with a whole budget of 1 or more, the converted model at
+    temperature 1 (where it starts) gives the original's outputs. With an `initializer` they are drawn anew instead.
+    """
+    check_model(model)
+    check_fits(model, plan)
+    try:
+        converted = copy.deepcopy(model)
+    except Exception as error:
+        raise ConvertError(f"{type(model).__name__} cannot be copied: {error}") from error
+    replacements: dict[str, nn.Module] = {}
+    for planned in plan.warehouses:
+        replacements |= _convert_group(converted, planned, initializer)
+    converted = replace_modules(converted, replacements)
+    setattr(converted, _PLAN, plan)
+    return converted
+
+
+def plan_of(model: nn.Module) -> Plan | None:
+    """The plan a model was converted with; `None` for a static one."""
+    return getattr(model, _PLAN, None)
+
+
+def check_fits(model: nn.Module, plan: Plan) -> None:
+    """Refuse a plan that was made for another model."""
+    if not isinstance(plan, Plan):
+        raise PlanError(f"plan is {type(plan).__name__}; a Plan made by kernelwarehouse.plan is wanted")
+    if not plan.warehouses:
+        raise PlanError("the plan has no warehouses; there is nothing to convert")
+    found = {layer.label: layer for layer in discover(model).layers}
+    for layer in plan.layers:
+        here = found.get(layer.spec.label)
+        if here is None:
+            raise PlanError(
+                f"the plan is for another model: it converts {layer.spec.label!r} ({layer.spec}), which "
+                f"{type(model).__name__} does not have or cannot convert"
+            )
+        if here != layer.spec:
+            raise PlanError(
+                f"the plan is for another model: layer {here.label!r} is {here} here, {layer.spec} in the plan"
+            )
+
+
+def _convert_group(
+    model: nn.Module, planned: PlannedWarehouse, initializer: Initializer | None
+) -> dict[str, nn.Module]:
+    """The new layers of one warehouse, by the name of the layer they replace."""
+    specs = [layer.spec for layer in planned.layers]
+    olds = [model.get_submodule(spec.name) for spec in specs]
+    kernels = [_kernel(spec, old) for spec, old in zip(specs, olds, strict=True)]
+    first = kernels[0]
+    for spec, kernel in zip(specs, kernels, strict=True):
+        if (kernel.device, kernel.dtype) != (first.device, first.dtype):
+            raise ConvertError(
+                f"layers {specs[0].label!r} ({first.device}, {first.dtype}) and {spec.label!r} ({kernel.device}, "
+                f"{kernel.dtype}) cannot share warehouse {planned.name!r}; move them to one device and type, or "
+                "give them groups of their own"
+            )
+    warehouse = build_warehouse(planned, first.device, first.dtype)
+    attentions = build_attentions(planned, first.device, first.dtype)
+    if first.device.type != "meta":
+        if initializer is None:
+            seed_from_kernels(warehouse, planned, kernels)
+        else:
+            initialise(warehouse, planned, initializer)
+    warehouse.cells.requires_grad_(any(kernel.requires_grad for kernel in kernels))
+    new = {}
+    for spec, old, attention in zip(specs, olds, attentions, strict=True):
+        layer = _layer(spec, old, Source(warehouse, attention))
+        new[spec.name] = layer.train(old.training)
+    warehouse.train(any(old.training for old in olds))
+    return new
+
+
+def _kernel(spec: LayerSpec, old: nn.Module) -> Tensor:
+    weight = old.get_parameter("weight")
+    return weight[-spec.out_channels :] if spec.part == "value" else weight
+
+
+def _layer(spec: LayerSpec, old: nn.Module, source: Source) -> nn.Module:
+    bias = old._parameters.get("bias")
+    layer: WarehouseLayer
+    if isinstance(old, nn.Linear):
+        layer = Linear(spec.in_channels, spec.out_channels, bias is not None, source=source)
+        if spec.part == "value":
+            _take_bias(layer, None if bias is None else bias[-spec.out_channels :])
+            return FusedQueryKeyValue(_query_key(old), layer)
+    elif isinstance(old, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        layer = _CONVS[spec.kind](
+            old.in_channels,
+            old.out_channels,
+            old.kernel_size,
+            old.stride,
+            old.padding,  # type: ignore[arg-type]
+            old.dilation,
+            old.groups,
+            bias is not None,
+            old.padding_mode,  # type: ignore[arg-type]
+            source=source,
+        )
+    else:
+        raise ConvertError(f"layer {spec.label!r} is a {type(old).__name__}, which has no converted twin")
+    if bias is not None:
+        layer.bias = bias  # the copy's own parameter, so that ties and requires_grad stay
+    return layer
+
+
+def _take_bias(layer: WarehouseLayer, values: Tensor | None) -> None:
+    if layer.bias is not None and values is not None:
+        layer.bias = nn.Parameter(values.detach().clone(), values.requires_grad)
+
+
+def _query_key(old: nn.Linear) -> nn.Linear:
+    """The first two thirds of a fused layer."""
+    rows = 2 * old.in_features
+    new = nn.Linear(old.in_features, rows, old.bias is not None, device="meta", dtype=old.weight.dtype)
+    new.weight = nn.Parameter(old.weight[:rows].detach().clone(), old.weight.requires_grad)
+    if old.bias is not None:
+        new.bias = nn.Parameter(old.bias[:rows].detach().clone(), old.bias.requires_grad)
+    return new.train(old.training)
+
+
+def replace_modules(model: nn.Module, replacements: Mapping[str, nn.Module]) -> nn.Module:
+    """Put new modules in the place of named ones, everywhere each is used; returns the model (or its replacement)."""
+    by_identity = {id(model.get_submodule(name)): new for name, new in replacements.items()}
+    if id(model) in by_identity:
+        return by_identity[id(model)]
+    places: list[tuple[nn.Module, str, nn.Module]] = []
+    for module in model.modules():
+        for name, child in module._modules.items():
+            if id(child) in by_identity:
+                places.append((module, name, by_identity[id(child)]))
+    for module, name, new in places:
+        module._modules[name] = new
+    return model
+
+
+def converted_layers(model: nn.Module) -> dict[str, WarehouseLayer]:
+    """The converted layers of a model by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, WarehouseLayer)}

@@ -1,0 +1,149 @@
+"""model -> the layers that could be converted, in forward order, and those that could not, with the reason."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from kernelwarehouse.errors import PlanError
+from kernelwarehouse.layers import WarehouseLayer
+from kernelwarehouse.spec import Kind, LayerSpec, StaticLayer
+from kernelwarehouse.tracing import Trace, trace
+
+_KINDS: dict[type[nn.Module], Kind] = {
+    nn.Conv1d: "conv1d",
+    nn.Conv2d: "conv2d",
+    nn.Conv3d: "conv3d",
+    nn.Linear: "linear",
+}
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule")
+# These read the weights of their children instead of calling them.
+_READS_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """Layers in forward order (registration order where the model cannot be traced, then `trace` is `None`)."""
+
+    layers: tuple[LayerSpec, ...]
+    static: tuple[StaticLayer, ...]
+    parameters: int
+    trace: Trace | None = field(repr=False)
+
+
+def discover(model: nn.Module) -> Discovery:
+    """Look at a model without touching it."""
+    check_model(model)
+    modules = dict(model.named_modules())  # a module used in several places appears once, under its first name
+    reasons = {name: _why_static(name, module, modules) for name, module in modules.items() if _kind(module)}
+    tied = _tied_weights(model)
+    for name in reasons:
+        reasons[name] = reasons[name] or tied.get(name)
+    traced = trace(model, frozenset(reasons))
+    order = list(reasons)
+    if traced is not None:
+        for name in order:
+            if name not in traced.order:
+                reasons[name] = reasons[name] or "its forward is never called; its weights are used directly"
+        order = [*traced.order, *(name for name in order if name not in traced.order)]
+    layers: list[LayerSpec] = []
+    static: list[StaticLayer] = []
+    for name in order:
+        reason = reasons[name]
+        if reason is None:
+            layers += _specs(name, modules[name], static)
+        else:
+            static.append(_static(name, modules[name], reason))
+    static += _other_weights(modules, set(order))
+    return Discovery(tuple(layers), tuple(static), sum(p.numel() for p in model.parameters()), traced)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what cannot be planned or converted at all."""
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"model is {type(model).__name__}; a torch.nn.Module is wanted")
+    wrapper = type(model).__name__
+    if wrapper in _WRAPPERS:
+        inner = "_orig_mod" if wrapper == "OptimizedModule" else "module"
+        raise PlanError(
+            f"the model is wrapped in {wrapper}; convert the model inside (model.{inner}) first, wrap after"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise PlanError(
+            "the model is a TorchScript module, which cannot be changed; convert the model it was made from"
+        )
+    for name, module in model.named_modules():
+        kind = type(module)
+        if isinstance(module, WarehouseLayer):
+            raise PlanError(f"layer {name!r} draws on a warehouse already; plan and convert the unconverted model")
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            raise PlanError(f"layer {name!r} is a lazy {kind.__name__} without a shape yet; run the model once first")
+        if {"quantized", "qat"} & set(kind.__module__.split(".")):
+            raise PlanError(f"layer {name!r} is a quantised {kind.__name__}; convert the float model, quantise after")
+
+
+def _kind(module: nn.Module) -> Kind | None:
+    for base, kind in _KINDS.items():
+        if isinstance(module, base):
+            return kind
+    return None
+
+
+def _why_static(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> str | None:
+    base = next(base for base in _KINDS if isinstance(module, base))
+    if parametrize.is_parametrized(module) or "weight" not in module._parameters:
+        return "its weight is computed (weight norm, parametrisation)"
+    overridden = any(
+        getattr(type(module), method, None) is not getattr(base, method, None)
+        for method in ("forward", "_conv_forward")
+    )
+    if overridden:
+        return f"{type(module).__name__} has a forward of its own"
+    parent = name
+    while "." in parent:
+        parent = parent.rpartition(".")[0]
+        if isinstance(modules[parent], _READS_WEIGHTS):
+            return f"{type(modules[parent]).__name__} reads its weights directly"
+    return None
+
+
+def _tied_weights(model: nn.Module) -> dict[str, str]:
+    """Layers whose weight is also someone else's: a warehouse would cut the tie."""
+    holders: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                holders.setdefault(id(parameter), []).append(name)
+    reasons = {}
+    for names in holders.values():
+        for name in names if len(names) > 1 else ():
+            other = next((holder for holder in names if holder != name), name)
+            reasons[name] = f"its weight is tied to that of {other!r}"
+    return reasons
+
+
+def _specs(name: str, module: nn.Module, static: list[StaticLayer]) -> list[LayerSpec]:
+    weight = module.get_parameter("weight")
+    shape, kind = tuple(weight.shape), _kind(module)
+    if isinstance(module, nn.Linear) and name.split(".")[-1] == "qkv" and shape[0] == 3 * shape[1]:
+        reason = "query and key stay static; the value part is a layer of its own"
+        static.append(StaticLayer(f"{name}:query_key", "linear", 2 * weight.numel() // 3, reason))
+        return [LayerSpec(name, "linear", (shape[1], shape[1]), shape[1], part="value")]
+    groups = getattr(module, "groups", 1)
+    return [LayerSpec(name, kind or "linear", shape, shape[1] * groups, groups)]
+
+
+def _static(name: str, module: nn.Module, reason: str) -> StaticLayer:
+    parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    return StaticLayer(name, type(module).__name__, parameters, reason)
+
+
+def _other_weights(modules: dict[str, nn.Module], seen: set[str]) -> list[StaticLayer]:
+    """Layers with kernels of kinds that have no converted twin, so that the plan can say so."""
+    return [
+        _static(name, module, "only Conv1d, Conv2d, Conv3d and Linear can be converted")
+        for name, module in modules.items()
+        if name not in seen and isinstance(module, (nn.modules.conv._ConvTransposeNd, nn.Bilinear))
+    ]

@@ -1,0 +1,228 @@
+"""Convolutions and linear layers whose kernels come from a warehouse: drop-in replacements for torch's."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernelwarehouse.assemble import Geometry, evaluate
+from kernelwarehouse.attention import Attention
+from kernelwarehouse.build import build_attentions, build_warehouse, initialise
+from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.errors import KernelWarehouseError
+from kernelwarehouse.grouping import Group, plan_warehouse
+from kernelwarehouse.partition import Partition
+from kernelwarehouse.spec import Kind, LayerSpec
+from kernelwarehouse.warehouse import Warehouse
+
+Size = int | tuple[int, ...]
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a layer gets its kernels from."""
+
+    warehouse: Warehouse
+    attention: Attention
+
+
+def own_source(
+    spec: LayerSpec, config: WarehouseConfig, device: torch.device | str | None, dtype: torch.dtype | None
+) -> Source:
+    """A warehouse for one layer alone, with cells as new."""
+    planned = plan_warehouse(Group(spec.name, (spec,), (spec,)), config)
+    warehouse = build_warehouse(planned, device, dtype)
+    initialise(warehouse, planned, partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"))
+    return Source(warehouse, build_attentions(planned, device, dtype)[0])
+
+
+class WarehouseLayer(nn.Module):
+    """A layer whose kernel is mixed, for every sample, from the cells of a warehouse.
+
+    `attention` gives the weights of the mixtures, `geometry` says how the kernel is cut and applied. There is no
+    `weight`: every sample has its own.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, source: Source, geometry: Geometry, bias: bool) -> None:
+        super().__init__()
+        cells, partition, shape = source.warehouse.cells, geometry.partition, source.attention.shape
+        if (shape.mixtures, shape.cells) != (partition.mixtures, len(cells)):
+            raise KernelWarehouseError(
+                f"attention over {shape.mixtures} mixtures and {shape.cells} cells given to a layer of "
+                f"{partition.mixtures} mixtures with a warehouse of {len(cells)} cells"
+            )
+        self.geometry = geometry
+        self.warehouse = source.warehouse
+        self.attention = source.attention
+        out = geometry.out_channels
+        self.bias = nn.Parameter(torch.zeros(out, device=cells.device, dtype=cells.dtype)) if bias else None
+
+    def _evaluate(self, x: Tensor, pooled: Tensor) -> Tensor:
+        """`x` as `Geometry` wants it; `pooled` is the layer's input, averaged over positions."""
+        cells = self.warehouse.cells
+        return evaluate(x, self.attention(pooled).to(cells.dtype), cells, self.geometry)
+
+    def _mixing_repr(self) -> str:
+        mixtures, cells = self.geometry.partition.mixtures, len(self.warehouse.cells)
+        return f"warehouse={self.warehouse.name!r}, mixtures={mixtures}, cells={cells}"
+
+
+class _Conv(WarehouseLayer):
+    """What the three convolutions share. Arguments and attributes are those of `torch.nn.Conv{1,2,3}d`.
+
+    Without a `source`, the layer gets a warehouse of its own, made to `config`.
+    """
+
+    axes: ClassVar[int]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | Literal["same", "valid"] = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        source: Source | None = None,
+        config: WarehouseConfig | None = None,
+    ) -> None:
+        # torch's own layer, without memory, checks the arguments and spells them out.
+        template = _TORCH[self.axes](
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device="meta"
+        )
+        kernel_shape = tuple(template.weight.shape)
+        if source is None:
+            kind = cast(Kind, f"conv{self.axes}d")
+            spec = LayerSpec(kind, kind, kernel_shape, in_channels, groups)
+            source = own_source(spec, config or WarehouseConfig(), device, dtype)
+        symmetric, around = _paddings(template)
+        partition = Partition(kernel_shape, tuple(source.warehouse.cells.shape[1:]))
+        super().__init__(source, Geometry(partition, template.stride, symmetric, template.dilation, groups), bias)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size, self.stride, self.dilation = template.kernel_size, template.stride, template.dilation
+        self.padding, self.padding_mode = template.padding, padding_mode
+        self.transposed, self.output_padding = False, template.output_padding
+        self._pad_around = around
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() not in (self.axes + 1, self.axes + 2) or x.shape[-self.axes - 1] != self.in_channels:
+            raise KernelWarehouseError(
+                f"input of shape {tuple(x.shape)} given to a layer of {self.in_channels} input channels and {self.axes} "
+                "spatial axes; [batch, channels, *space] or [channels, *space] is wanted"
+            )
+        if x.dim() == self.axes + 1:
+            return self.forward(x[None])[0]
+        pooled = x.flatten(2).mean(2)
+        if self._pad_around is not None:
+            x = F.pad(x, self._pad_around, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
+        out = self._evaluate(x, pooled)
+        return out if self.bias is None else out + self.bias.to(out.dtype).view(-1, *[1] * self.axes)
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        if self.padding not in ((0,) * self.axes, "valid"):
+            text += f", padding={self.padding}"
+        if self.dilation != (1,) * self.axes:
+            text += f", dilation={self.dilation}"
+        if self.groups != 1:
+            text += f", groups={self.groups}"
+        if self.bias is None:
+            text += ", bias=False"
+        if self.padding_mode != "zeros":
+            text += f", padding_mode={self.padding_mode}"
+        return f"{text}, {self._mixing_repr()}"
+
+
+class Conv1d(_Conv):
+    axes = 1
+
+
+class Conv2d(_Conv):
+    axes = 2
+
+
+class Conv3d(_Conv):
+    axes = 3
+
+
+_TORCH: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+def _paddings(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Zeros that the convolution adds by itself, and what `F.pad` has to add before it, last axis first."""
+    around = tuple(conv._reversed_padding_repeated_twice)
+    before, after = around[-2::-2], around[::-2]
+    if conv.padding_mode == "zeros" and before == after:
+        return before, None
+    return (0,) * len(before), around
+
+
+class Linear(WarehouseLayer):
+    """`torch.nn.Linear` with a kernel of its own for every sample: the first axis of the input is the batch."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        source: Source | None = None,
+        config: WarehouseConfig | None = None,
+    ) -> None:
+        kernel_shape = (out_features, in_features)
+        if source is None:
+            spec = LayerSpec("linear", "linear", kernel_shape, in_features)
+            source = own_source(spec, config or WarehouseConfig(), device, dtype)
+        partition = Partition(kernel_shape, tuple(source.warehouse.cells.shape[1:]))
+        super().__init__(source, Geometry(partition), bias)
+        self.in_features, self.out_features = in_features, out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise KernelWarehouseError(
+                f"input of shape {tuple(x.shape)} given to a linear layer of {self.in_features} input features; "
+                "[batch, ..., features] is wanted"
+            )
+        lead = x.shape[:-1]
+        batch = lead[0] if lead else 1
+        tokens = x.reshape(batch, lead[1:].numel(), self.in_features)
+        out = self._evaluate(tokens, tokens.mean(1)).reshape(*lead, self.out_features)
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+    def extra_repr(self) -> str:
+        bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, {self._mixing_repr()}"
+
+
+class FusedQueryKeyValue(nn.Module):
+    """A fused query-key-value layer with static queries and keys and values from a warehouse."""
+
+    def __init__(self, query_key: nn.Linear, value: Linear) -> None:
+        super().__init__()
+        self.query_key = query_key
+        self.value = value
+
+    @property
+    def in_features(self) -> int:
+        return self.value.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.query_key.out_features + self.value.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.query_key(x), self.value(x)], dim=-1)

@@ -1,0 +1,323 @@
+"""The plan: which layers draw on which warehouse, and what that makes of the model. Pure data, printable, JSON."""
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from kernelwarehouse.assignment import CellRanges, claimed_cells, start_cells
+from kernelwarehouse.attention import AttentionShape, LowRank
+from kernelwarehouse.config import (
+    AttentionFunction,
+    Norm,
+    Start,
+    WarehouseConfig,
+    check_choice,
+    check_positive,
+    exact,
+    parse_number,
+)
+from kernelwarehouse.errors import KernelWarehouseError, PlanError
+from kernelwarehouse.partition import Partition
+from kernelwarehouse.patterns import Patterns
+from kernelwarehouse.spec import Kind, LayerSpec, StaticLayer
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """A layer and the attention it gets."""
+
+    spec: LayerSpec
+    hidden: int
+    norm: Norm = "batch"
+    attention: AttentionFunction = "caf"
+    low_rank: float | None = None
+
+
+@dataclass(frozen=True)
+class PlannedWarehouse:
+    """A warehouse and the layers that share it, in the order in which they claim cells."""
+
+    name: str
+    layers: tuple[PlannedLayer, ...]
+    cell_shape: tuple[int, ...]
+    budget: float = 1.0
+    start: Start = "one_to_one"
+    own_cells_only: bool = False
+
+    def __post_init__(self) -> None:
+        where = f"warehouse {self.name!r}"
+        if not self.layers:
+            raise PlanError(f"{where} has no layers")
+        object.__setattr__(self, "budget", parse_number(self.budget, f"{where}: budget"))
+        check_positive(self.budget, f"{where}: budget")
+        check_choice(self.start, f"{where}: start", get_args(Start))
+        names = ", ".join(layer.spec.label for layer in self.layers[:3])
+        for layer in self.layers:
+            self._check_layer(layer, where)
+        if self.own_cells_only and (self.budget < 1 or self.budget != int(self.budget)):
+            raise PlanError(f"{where} ({names}): sharing 'none' needs a whole budget of 1 or more, not {self.budget:g}")
+        if self.start == "many_to_one" and self.budget < 1:
+            raise PlanError(f"{where} ({names}): start 'many_to_one' needs a budget of 1 or more, not {self.budget:g}")
+        if self.start == "one_to_many" and self.budget > 1:
+            raise PlanError(f"{where} ({names}): start 'one_to_many' needs a budget of at most 1, not {self.budget:g}")
+
+    def _check_layer(self, layer: PlannedLayer, where: str) -> None:
+        try:
+            Partition(layer.spec.kernel_shape, self.cell_shape)
+        except PlanError as error:
+            raise PlanError(f"{where}: layer {layer.spec.label!r} cannot be split: {error}") from None
+        if layer.hidden < 1:
+            raise PlanError(
+                f"{where}: layer {layer.spec.label!r} has a hidden width of {layer.hidden}; 1 or more is wanted"
+            )
+
+    @cached_property
+    def partitions(self) -> tuple[Partition, ...]:
+        return tuple(Partition(layer.spec.kernel_shape, self.cell_shape) for layer in self.layers)
+
+    @property
+    def mixtures(self) -> int:
+        """The paper's m_t."""
+        return sum(partition.mixtures for partition in self.partitions)
+
+    @property
+    def cells(self) -> int:
+        """The paper's n."""
+        return max(int(exact(self.budget) * self.mixtures), 1)
+
+    @cached_property
+    def claims(self) -> list[range]:
+        """The cells that each layer claims."""
+        return claimed_cells([partition.mixtures for partition in self.partitions], self.cells)
+
+    def starts(self, start: Start | None = None) -> list[CellRanges]:
+        """Per layer and mixture, the cells it starts from."""
+        return start_cells(start or self.start, [partition.mixtures for partition in self.partitions], self.cells)
+
+    def attention_shape(self, index: int) -> AttentionShape:
+        """The attention branch of the layer at `index`."""
+        layer, mixtures = self.layers[index], self.partitions[index].mixtures
+        low_rank = None
+        if layer.low_rank is not None:
+            local = int(exact(self.budget) * mixtures)
+            low_rank = LowRank.of(layer.low_rank, self.cells, self.claims[index].start, local)
+        return AttentionShape(
+            layer.spec.in_channels,
+            mixtures,
+            self.cells,
+            layer.hidden,
+            layer.norm,
+            layer.attention,
+            low_rank,
+            self.own_cells_only,
+        )
+
+    @cached_property
+    def attention_parameters(self) -> int:
+        return sum(self.attention_shape(index).parameters() for index in range(len(self.layers)))
+
+    @property
+    def cell_parameters(self) -> int:
+        return self.cells * math.prod(self.cell_shape)
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """What `convert` will do. Edit it with `with_warehouse` and `without`, or as JSON; every edit is checked."""
+
+    warehouses: tuple[PlannedWarehouse, ...]
+    static: tuple[StaticLayer, ...]
+    parameters_before: int
+    config: WarehouseConfig
+
+    def __post_init__(self) -> None:
+        owners: dict[str, str] = {}
+        names: set[str] = set()
+        for warehouse in self.warehouses:
+            if warehouse.name in names:
+                raise PlanError(f"two warehouses are named {warehouse.name!r}")
+            names.add(warehouse.name)
+            for layer in warehouse.layers:
+                label = layer.spec.label
+                if label in owners:
+                    raise PlanError(f"layer {label!r} is in warehouses {owners[label]!r} and {warehouse.name!r}")
+                owners[label] = warehouse.name
+
+    @property
+    def layers(self) -> tuple[PlannedLayer, ...]:
+        return tuple(layer for warehouse in self.warehouses for layer in warehouse.layers)
+
+    @property
+    def parameters_after(self) -> int:
+        removed = sum(layer.spec.parameters for layer in self.layers)
+        added = sum(warehouse.cell_parameters + warehouse.attention_parameters for warehouse in self.warehouses)
+        return self.parameters_before - removed + added
+
+    def warehouse(self, name: str) -> PlannedWarehouse:
+        for warehouse in self.warehouses:
+            if warehouse.name == name:
+                return warehouse
+        known = ", ".join(warehouse.name for warehouse in self.warehouses)
+        raise PlanError(f"the plan has no warehouse {name!r}; it has {known}")
+
+    def with_warehouse(self, name: str, **changes: Any) -> Self:
+        """The plan with other `budget`, `start`, `cell_shape`, `layers` or `name` for one warehouse."""
+        known = {field.name for field in dataclasses.fields(PlannedWarehouse)}
+        for change in changes:
+            if change not in known:
+                raise PlanError(f"a warehouse has no setting {change!r}; it has {', '.join(sorted(known))}")
+        edited = dataclasses.replace(self.warehouse(name), **changes)
+        warehouses = tuple(edited if warehouse.name == name else warehouse for warehouse in self.warehouses)
+        return dataclasses.replace(self, warehouses=warehouses)
+
+    def without(self, *patterns: str) -> Self:
+        """The plan with the matching layers left static. Warehouses that lose layers shrink with them."""
+        chosen = Patterns(patterns, [layer.spec.label for layer in self.layers]).matches
+        static = list(self.static)
+        warehouses = []
+        for warehouse in self.warehouses:
+            kept = tuple(layer for layer in warehouse.layers if layer.spec.label not in chosen)
+            for layer in warehouse.layers:
+                if layer.spec.label in chosen:
+                    spec = layer.spec
+                    static.append(StaticLayer(spec.label, spec.kind, spec.parameters, "taken out of the plan"))
+            if kept:
+                warehouses.append(dataclasses.replace(warehouse, layers=kept))
+        return dataclasses.replace(self, warehouses=tuple(warehouses), static=tuple(static))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary. The counts in it are for readers; `from_dict` checks them."""
+        return {
+            "version": PLAN_VERSION,
+            "parameters_before": self.parameters_before,
+            "parameters_after": self.parameters_after,
+            "warehouses": [_warehouse_to_dict(warehouse) for warehouse in self.warehouses],
+            "static": [dataclasses.asdict(layer) for layer in self.static],
+            "config": self.config.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` made. Counts that no longer fit after an edit by hand may be left out."""
+        try:
+            if data["version"] != PLAN_VERSION:
+                raise PlanError(f"the plan has version {data['version']!r}; this library reads {PLAN_VERSION}")
+            plan = cls(
+                tuple(_warehouse_from_dict(item) for item in data["warehouses"]),
+                tuple(StaticLayer(**item) for item in data["static"]),
+                data["parameters_before"],
+                WarehouseConfig.from_dict(data["config"]),
+            )
+            claimed = data.get("parameters_after", plan.parameters_after)
+        except KernelWarehouseError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PlanError(f"this is not a plan: {type(error).__name__} {error}") from error
+        if claimed != plan.parameters_after:
+            raise PlanError(
+                f"the plan says {claimed} parameters after conversion, its warehouses make {plan.parameters_after}; "
+                "correct 'parameters_after' or leave it out"
+            )
+        return plan
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, aside first, so that a failure leaves an old file whole."""
+        path = Path(path)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            json.dump(self.to_dict(), file, indent=1)
+        os.replace(file.name, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise PlanError(f"no plan can be read from {os.fspath(path)}: {error}") from error
+        # `kernelwarehouse.save` puts the plan beside what it needs to rebuild the model.
+        return cls.from_dict(data["plan"] if isinstance(data, dict) and data.get("plan") else data)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.warehouses)} warehouses, {len(self.layers)} layers"
+        return f"Plan({counts}, {self.parameters_before:,} -> {self.parameters_after:,} parameters)"
+
+    def __rich__(self) -> Table:
+        return plan_table(self)
+
+    def __str__(self) -> str:
+        console = Console(width=120, color_system=None, force_terminal=False)
+        with console.capture() as capture:
+            console.print(plan_table(self))
+        return capture.get().rstrip()
+
+
+def plan_table(plan: Plan) -> Table:
+    """The table that `print(plan)` and `kernelwarehouse plan` show."""
+    before, after = plan.parameters_before, plan.parameters_after
+    ratio = f" ({after / before:.2f}x)" if before else ""
+    table = Table(title=f"{plan!r}{ratio}", title_justify="left", expand=False)
+    for heading in ("warehouse", "layers", "cell", "m", "n", "b", "cells", "attention"):
+        table.add_column(heading, justify="left" if heading in ("warehouse", "layers", "cell") else "right")
+    for warehouse in plan.warehouses:
+        table.add_row(
+            warehouse.name,
+            shorten([layer.spec.label for layer in warehouse.layers]),
+            "x".join(map(str, warehouse.cell_shape)),
+            f"{warehouse.mixtures}",
+            f"{warehouse.cells}",
+            f"{warehouse.budget:g}",
+            f"{warehouse.cell_parameters:,}",
+            f"{warehouse.attention_parameters:,}",
+        )
+    by_reason: dict[str, list[StaticLayer]] = {}
+    for layer in plan.static:
+        by_reason.setdefault(layer.reason, []).append(layer)
+    table.add_section()
+    for reason, layers in by_reason.items():
+        names = shorten([layer.name for layer in layers])
+        kept = f"{sum(layer.parameters for layer in layers):,}"
+        table.add_row("static", f"{names}: {reason}", "", "", "", "", kept, "")
+    return table
+
+
+def shorten(names: Sequence[str], most: int = 4) -> str:
+    """The first names, the last one and how many there are."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 2])}, ..., {names[-1]} ({len(names)})"
+
+
+def _warehouse_to_dict(warehouse: PlannedWarehouse) -> dict[str, Any]:
+    fields = dataclasses.asdict(warehouse)
+    return fields | {"m": warehouse.mixtures, "n": warehouse.cells}
+
+
+def _warehouse_from_dict(data: Mapping[str, Any]) -> PlannedWarehouse:
+    fields = dict(data)
+    claimed = {"m": fields.pop("m", None), "n": fields.pop("n", None)}
+    layers = []
+    for item in fields.pop("layers"):
+        spec = dict(item["spec"])
+        check_choice(spec["kind"], f"layer {spec['name']!r}: kind", get_args(Kind))
+        spec["kernel_shape"] = tuple(spec["kernel_shape"])
+        layers.append(PlannedLayer(**{**item, "spec": LayerSpec(**spec)}))
+    fields["cell_shape"] = tuple(fields["cell_shape"])
+    warehouse = PlannedWarehouse(layers=tuple(layers), **fields)
+    for name, value in (("m", warehouse.mixtures), ("n", warehouse.cells)):
+        if claimed[name] not in (None, value):
+            raise PlanError(
+                f"warehouse {warehouse.name!r} says {name} = {claimed[name]}, its layers, cell shape and budget make "
+                f"{value}; correct '{name}' or leave it out"
+            )
+    return warehouse

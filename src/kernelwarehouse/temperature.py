@@ -1,0 +1,98 @@
+"""The temperature tau: part of a model's state, and the schedule that lowers it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernelwarehouse.errors import KernelWarehouseError
+
+_ONE = 2**62
+
+
+class HasTemperature(nn.Module):
+    """A module whose output depends on tau, from 1 (start of training) to 0 (trained).
+
+    Tau is stored as a 64-bit integer in units of 2^-62: integers are copied, not averaged, by every kind of weight
+    averaging, and `model.to(torch.bfloat16)` leaves them alone. Doubles above 0.002 are stored exactly.
+    """
+
+    temperature: Tensor
+
+    def __init__(self, tau: float = 1.0, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.register_buffer("temperature", torch.tensor(round(tau * _ONE), dtype=torch.int64, device=device))
+
+    def tau(self, dtype: torch.dtype) -> Tensor:
+        return self.temperature.to(dtype) * (1 / _ONE)
+
+    def set_temperature(self, tau: float) -> None:
+        self.temperature.fill_(round(tau * _ONE))
+
+    def get_temperature(self) -> float:
+        return int(self.temperature.item()) / _ONE
+
+
+def _holders(model: nn.Module) -> Iterator[HasTemperature]:
+    found = False
+    for module in model.modules():
+        if isinstance(module, HasTemperature):
+            found = True
+            yield module
+    if not found:
+        raise KernelWarehouseError(
+            f"{type(model).__name__} has no layer with a temperature; convert it with kernelwarehouse.convert first"
+        )
+
+
+def set_temperature(model: nn.Module, tau: float) -> None:
+    """Set tau in every layer of the model."""
+    if isinstance(tau, bool) or not isinstance(tau, (int, float)) or not 0 <= tau <= 1:
+        raise KernelWarehouseError(f"temperature is {tau!r}; a number from 0 to 1 is wanted")
+    for module in _holders(model):
+        module.set_temperature(float(tau))
+
+
+def get_temperature(model: nn.Module) -> float:
+    """The tau of the model's layers."""
+    # Layers without a start strategy stay at 0 whatever the others do, so the highest is the model's.
+    return max(module.get_temperature() for module in _holders(model))
+
+
+class TemperatureSchedule:
+    """Lowers tau linearly from 1 to 0 over the first `steps` iterations: call `step()` after each of them.
+
+    Sets the model's tau at once, so the first iteration runs at 1 (at 0 for `steps=0`, as fine-tuning wants).
+    """
+
+    def __init__(self, model: nn.Module, steps: int) -> None:
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            raise KernelWarehouseError(f"steps is {steps!r}; a whole number of iterations, 0 or more, is wanted")
+        self.model = model
+        self.steps = steps
+        self.done = 0
+        self._apply()
+
+    @property
+    def temperature(self) -> float:
+        return max(0.0, 1 - self.done / self.steps) if self.steps else 0.0
+
+    def step(self) -> None:
+        """Go on to the next iteration."""
+        self.done += 1
+        if self.done <= self.steps:
+            self._apply()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        counts = [state.get("steps"), state.get("done")]
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise KernelWarehouseError(f"schedule state is {state!r}; whole numbers 'steps' and 'done' are wanted")
+        self.steps, self.done = int(state["steps"]), int(state["done"])
+        self._apply()
+
+    def _apply(self) -> None:
+        set_temperature(self.model, self.temperature)

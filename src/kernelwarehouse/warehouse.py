@@ -1,0 +1,91 @@
+"""The warehouse: cells that several layers share."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Warehouse(nn.Module):
+    """`n` kernel cells of one shape, `[n, cell_out, cell_in, *cell_k]`.
+
+    Every layer that draws on a warehouse holds it as a submodule, so that a layer, a stage or a backbone cut out of a
+    model is whole: it moves, trains and copies with its cells. `nn.Module` would then write the cells into the state
+    dict once for every layer. This class writes them under the first path only, and when loading asks for them there
+    only.
+    """
+
+    cells: nn.Parameter
+
+    def __init__(
+        self,
+        name: str,
+        cells: int,
+        cell_shape: tuple[int, ...],
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.cells = nn.Parameter(torch.empty(cells, *cell_shape, device=device, dtype=dtype))
+        self._loaded_by: list[str] | None = None
+
+    def extra_repr(self) -> str:
+        count, *shape = self.cells.shape
+        return f"{self.name!r}, cells={count}, cell_shape={tuple(shape)}"
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if not any(
+            key.endswith("warehouse.cells") and _same_memory(saved, self.cells) for key, saved in destination.items()
+        ):
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        # One call of load_state_dict hands the same list of missing keys to all modules: it tells calls apart.
+        loaded_before = self._loaded_by is missing_keys
+        self._loaded_by = missing_keys
+        if not (loaded_before and prefix + "cells" not in state_dict):
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded_by": None}
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def seed_cells(cells: Tensor, pieces: Tensor, ranges: list[range]) -> None:
+    """Set the cells so that, at temperature 1, the mixtures come as near to `pieces` as they can.
+
+    `ranges[i]` are the cells that mixture i sums up; `pieces[i]` is what it should give. The ranges of one strategy
+    are equal or apart, which makes the least-squares solution nearest to the present cells a mean: mixtures with the
+    same range want the mean of their pieces, and each cell of the range takes an equal share of what is missing. A
+    cell with one mixture of its own becomes that mixture's piece, exactly.
+    """
+    wanted: dict[range, list[int]] = {}
+    for mixture, run in enumerate(ranges):
+        if run:
+            wanted.setdefault(run, []).append(mixture)
+    singles = [(run.start, mixtures[0]) for run, mixtures in wanted.items() if len(run) == 1 and len(mixtures) == 1]
+    if singles:
+        targets, sources = zip(*singles, strict=True)
+        cells[list(targets)] = pieces[list(sources)].to(cells.dtype)
+    for run, mixtures in wanted.items():
+        if len(run) == 1 and len(mixtures) == 1:
+            continue
+        chosen = slice(run.start, run.stop)
+        target = pieces[mixtures].double().mean(0)
+        present = cells[chosen].double()
+        cells[chosen] = (present + (target - present.sum(0)) / len(run)).to(cells.dtype)
