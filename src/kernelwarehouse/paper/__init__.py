@@ -4,6 +4,7 @@ One JSON file a table, named by its LaTeX label; each row carries that label. Nu
 millions, accuracies in per cent, memory in MB); a static backbone has no method and no budget.
 """
 
+from kernelwarehouse.paper.presets import Published, preset_name, published
 from kernelwarehouse.paper.tables import (
     CellCounts,
     Result,
@@ -14,4 +15,15 @@ from kernelwarehouse.paper.tables import (
     table_labels,
 )
 
-__all__ = ["CellCounts", "Result", "StageLayer", "cell_counts", "results", "stage_layers", "table_labels"]
+__all__ = [
+    "CellCounts",
+    "Published",
+    "Result",
+    "StageLayer",
+    "cell_counts",
+    "preset_name",
+    "published",
+    "results",
+    "stage_layers",
+    "table_labels",
+]

@@ -1,0 +1,58 @@
+"""Which rows of the paper speak of which preset."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kernelwarehouse.paper.tables import Result, results
+
+_BACKBONES = {
+    "ResNet18": "resnet18",
+    "ResNet50": "resnet50",
+    "MobileNetV2 (1.0x)": "mobilenetv2_100",
+    "MobileNetV2 (0.5x)": "mobilenetv2_050",
+    "ConvNeXt-Tiny": "convnext_tiny",
+    "DeiT-Small": "deit_small",
+    "DeiT-Tiny": "deit_tiny",
+}
+_STATIC = {"DeiT-Small": "deit_small_patch16_224", "DeiT-Tiny": "deit_tiny_patch16_224"}
+"""Static networks whose name in timm is longer than in our presets."""
+_METHODS = {"KW": "kw", "KW*": "kwod", "DY-Conv": "dy", "ODConv": "od"}
+ACCURACY_TABLES = {
+    "table:classification_resnet_100epoch": "100 epochs",
+    "table:classification_mobilenetv2": "150 epochs",
+    "table:odconv_kernelwarehouse": "150 epochs",
+    "table:classification_cnn_300epoch": "300 epochs",
+    "table:transformer": "300 epochs",
+}
+"""The tables of ImageNet accuracies of whole networks, and how long they were trained."""
+
+
+def preset_name(row: Result) -> str:
+    """The name of the preset, here or in timm, that a row without a setting speaks of."""
+    if row.method is None:
+        return _STATIC.get(row.backbone, _BACKBONES[row.backbone])
+    budget = "" if row.budget is None else f"{row.budget}x".replace("/", "d")
+    return f"{_METHODS.get(row.method, row.method.lower())}{budget}_{_BACKBONES[row.backbone]}"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the paper prints of one network. `top1` is by length of training; `None` where a table leaves it out."""
+
+    params_millions: float | None
+    top1: Mapping[str, float]
+    fps: float | None
+    training_memory_mb: float | None
+
+
+def published(preset: str) -> Published | None:
+    """The paper's figures for a preset or static network, or `None` if it has none."""
+    rows = [row for row in results() if row.setting is None and row.detector is None and preset_name(row) == preset]
+    if not rows:
+        return None
+
+    def first(metric: str) -> float | None:
+        return next((row.metrics[metric] for row in rows if metric in row.metrics), None)
+
+    top1 = {ACCURACY_TABLES[row.table]: row.metrics["top1"] for row in rows if row.table in ACCURACY_TABLES}
+    return Published(first("params_millions"), top1, first("fps"), first("training_memory_mb"))
