@@ -16,6 +16,10 @@ Initializer = Callable[[Tensor], object]
 """Fills a kernel in place, such as `torch.nn.init.kaiming_normal_`."""
 
 
+kaiming_normal: Initializer = partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu")
+"""How static convolutions start, fan_out of the whole kernel."""
+
+
 def build_warehouse(
     planned: PlannedWarehouse, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Warehouse:
@@ -35,22 +39,26 @@ def build_attentions(
 
 
 @torch.no_grad()
-def seed_from_kernels(warehouse: Warehouse, planned: PlannedWarehouse, kernels: Sequence[Tensor]) -> None:
+def seed_from_kernels(warehouse: Warehouse, planned: PlannedWarehouse, kernels: Sequence[Tensor | None]) -> None:
     """Give the cells the values under which the layers, at temperature 1, come nearest to their static kernels.
 
     With a whole budget of 1 or more and a cell for every mixture they are met exactly. Cells that no mixture starts
     from are drawn anew, as wide as the kernel of the layer that claims them. With fewer cells than mixtures, a cell
     becomes the piece of the mixture that starts from it: the other mixtures are zero at temperature 1 whatever the
-    cells are, so no other choice is nearer to the static kernel.
+    cells are, so no other choice is nearer to the static kernel. The cells of a layer without a kernel are as new.
     """
 
     for index, kernel in enumerate(kernels):
-        _draw_claimed(warehouse.cells, planned, index, partial(nn.init.normal_, std=float(kernel.std(correction=0))))
+        alike = kaiming_normal if kernel is None else partial(nn.init.normal_, std=float(kernel.std(correction=0)))
+        _draw_claimed(warehouse.cells, planned, index, alike)
     # Without a start strategy there is nothing to meet, but trained values are still the better cells.
-    ranges = planned.starts("one_to_one" if planned.start == "none" else None)
-    pieces = [partition.split(kernel) for partition, kernel in zip(planned.partitions, kernels, strict=True)]
-    every_range = [run for layer in ranges for run in layer]
-    seed_cells(warehouse.cells, torch.cat([piece.to(warehouse.cells.device) for piece in pieces]), every_range)
+    starts = planned.starts("one_to_one" if planned.start == "none" else None)
+    pieces, ranges = [], []
+    for partition, kernel, layer_ranges in zip(planned.partitions, kernels, starts, strict=True):
+        if kernel is not None:
+            pieces.append(partition.split(kernel))
+            ranges += layer_ranges
+    seed_cells(warehouse.cells, torch.cat(pieces), ranges)
 
 
 @torch.no_grad()

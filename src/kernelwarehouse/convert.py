@@ -28,12 +28,20 @@ def convert(model: nn.Module, plan: Plan, *, initializer: Initializer | None = N
         converted = copy.deepcopy(model)
     except Exception as error:
         raise ConvertError(f"{type(model).__name__} cannot be copied: {error}") from error
+    return apply_plan(converted, plan, {layer.spec.name: layer.spec.name for layer in plan.layers}, initializer)
+
+
+def apply_plan(
+    model: nn.Module, plan: Plan, names: Mapping[str, str], initializer: Initializer | None = None
+) -> nn.Module:
+    """Convert in place. `names` says what the plan's layers are called here; those it lacks are not in this model,
+    which may be a part of the planned one, but keep their share of the cells."""
     replacements: dict[str, nn.Module] = {}
     for planned in plan.warehouses:
-        replacements |= _convert_group(converted, planned, initializer)
-    converted = replace_modules(converted, replacements)
-    setattr(converted, _PLAN, plan)
-    return converted
+        replacements |= _convert_group(model, planned, names, initializer)
+    model = replace_modules(model, replacements)
+    setattr(model, _PLAN, plan)
+    return model
 
 
 def plan_of(model: nn.Module) -> Plan | None:
@@ -62,19 +70,20 @@ def check_fits(model: nn.Module, plan: Plan) -> None:
 
 
 def _convert_group(
-    model: nn.Module, planned: PlannedWarehouse, initializer: Initializer | None
+    model: nn.Module, planned: PlannedWarehouse, names: Mapping[str, str], initializer: Initializer | None
 ) -> dict[str, nn.Module]:
     """The new layers of one warehouse, by the name of the layer they replace."""
     specs = [layer.spec for layer in planned.layers]
-    olds = [model.get_submodule(spec.name) for spec in specs]
-    kernels = [_kernel(spec, old) for spec, old in zip(specs, olds, strict=True)]
-    first = kernels[0]
+    olds = [model.get_submodule(names[spec.name]) if spec.name in names else None for spec in specs]
+    kernels = [None if old is None else _kernel(spec, old) for spec, old in zip(specs, olds, strict=True)]
+    first = next((kernel for kernel in kernels if kernel is not None), None)
+    if first is None:
+        return {}
     for spec, kernel in zip(specs, kernels, strict=True):
-        if (kernel.device, kernel.dtype) != (first.device, first.dtype):
+        if kernel is not None and (kernel.device, kernel.dtype) != (first.device, first.dtype):
             raise ConvertError(
-                f"layers {specs[0].label!r} ({first.device}, {first.dtype}) and {spec.label!r} ({kernel.device}, "
-                f"{kernel.dtype}) cannot share warehouse {planned.name!r}; move them to one device and type, or "
-                "give them groups of their own"
+                f"warehouse {planned.name!r} is on {first.device} in {first.dtype}, its layer {spec.label!r} on "
+                f"{kernel.device} in {kernel.dtype}; move them to one device and type, or give them own groups"
             )
     warehouse = build_warehouse(planned, first.device, first.dtype)
     attentions = build_attentions(planned, first.device, first.dtype)
@@ -83,12 +92,11 @@ def _convert_group(
             seed_from_kernels(warehouse, planned, kernels)
         else:
             initialise(warehouse, planned, initializer)
-    warehouse.cells.requires_grad_(any(kernel.requires_grad for kernel in kernels))
+    warehouse.cells.requires_grad_(any(kernel.requires_grad for kernel in kernels if kernel is not None))
     new = {}
     for spec, old, attention in zip(specs, olds, attentions, strict=True):
-        layer = _layer(spec, old, Source(warehouse, attention))
-        new[spec.name] = layer.train(old.training)
-    warehouse.train(any(old.training for old in olds))
+        if old is not None:
+            new[names[spec.name]] = _layer(spec, old, Source(warehouse, attention)).train(old.training)
     return new
 
 
@@ -115,7 +123,7 @@ def _layer(spec: LayerSpec, old: nn.Module, source: Source) -> nn.Module:
             old.dilation,
             old.groups,
             bias is not None,
-            old.padding_mode,  # type: ignore[arg-type]
+            old.padding_mode,
             source=source,
         )
     else:

@@ -39,7 +39,7 @@ def plan_warehouse(group: Group, config: WarehouseConfig, overrides: Sequence[Ov
             if settings[layer.label][name] != shared[name]:
                 raise PlanError(
                     f"layers {group.layers[0].label!r} and {layer.label!r} share warehouse {group.name!r} but have "
-                    f"{name} {shared[name]!r} and {settings[layer.label][name]!r}; give them one value or groups of their own"
+                    f"{name} {shared[name]!r} and {settings[layer.label][name]!r}; give them one value or own groups"
                 )
     layers = tuple(
         PlannedLayer(

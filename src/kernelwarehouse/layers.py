@@ -1,7 +1,7 @@
 """Convolutions and linear layers whose kernels come from a warehouse: drop-in replacements for torch's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from kernelwarehouse.assemble import Geometry, evaluate
 from kernelwarehouse.attention import Attention
-from kernelwarehouse.build import build_attentions, build_warehouse, initialise
+from kernelwarehouse.build import build_attentions, build_warehouse, initialise, kaiming_normal
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.grouping import Group, plan_warehouse
@@ -36,7 +36,7 @@ def own_source(
     """A warehouse for one layer alone, with cells as new."""
     planned = plan_warehouse(Group(spec.name, (spec,), (spec,)), config)
     warehouse = build_warehouse(planned, device, dtype)
-    initialise(warehouse, planned, partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"))
+    initialise(warehouse, planned, kaiming_normal)
     return Source(warehouse, build_attentions(planned, device, dtype)[0])
 
 
@@ -119,8 +119,8 @@ class _Conv(WarehouseLayer):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() not in (self.axes + 1, self.axes + 2) or x.shape[-self.axes - 1] != self.in_channels:
             raise KernelWarehouseError(
-                f"input of shape {tuple(x.shape)} given to a layer of {self.in_channels} input channels and {self.axes} "
-                "spatial axes; [batch, channels, *space] or [channels, *space] is wanted"
+                f"input of shape {tuple(x.shape)} given to a layer of {self.in_channels} input channels and "
+                f"{self.axes} spatial axes; [batch, channels, *space] or [channels, *space] is wanted"
             )
         if x.dim() == self.axes + 1:
             return self.forward(x[None])[0]
@@ -157,7 +157,7 @@ class Conv3d(_Conv):
     axes = 3
 
 
-_TORCH: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_TORCH: dict[int, Callable[..., nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
 def _paddings(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...], tuple[int, ...] | None]:

@@ -99,7 +99,9 @@ def _cut(blocks: list[Block]) -> list[Stage]:
     else:
         lead = int(len(blocks) > 1 and is_stem(blocks[0].layers[0]))
     stages = [Stage("stem", blocks[:lead])]
-    rows = {}  # composite blocks per parent: a parent with several is a stage of the network's own making
+    rows: dict[
+        str, int
+    ] = {}  # composite blocks per parent: a parent with several is a stage of the network's own making
     for block in blocks:
         rows[block.parent] = rows.get(block.parent, 0) + block.composite
     for block in blocks[lead:]:
@@ -117,7 +119,8 @@ def _move_entries(stages: list[Stage], discovery: Discovery) -> list[Stage]:
     moved: list[Stage] = [Stage(stage.name) for stage in stages]
     for index, stage in enumerate(stages):
         for position, block in enumerate(stage.blocks):
-            stays, goes = [], []
+            stays: list[LayerSpec] = []
+            goes: list[LayerSpec] = []
             for layer in block.layers:
                 enters = index > 1 and layer.in_channels == stages[index - 1].width
                 if enters and discovery.trace is not None:

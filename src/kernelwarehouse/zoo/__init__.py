@@ -1,0 +1,86 @@
+"""The networks of the paper, on timm's own backbones, registered with timm under their published names."""
+
+import difflib
+from typing import Any
+
+import timm
+import torch
+from timm.models import register_model
+from torch import nn
+
+from kernelwarehouse.convert import apply_plan, convert
+from kernelwarehouse.errors import ConfigError, UnknownPresetError
+from kernelwarehouse.plan import Plan
+from kernelwarehouse.planning import plan
+from kernelwarehouse.zoo import convnext, deit, mobilenetv2, resnet
+from kernelwarehouse.zoo.preset import Preset
+
+PRESETS: dict[str, Preset] = {
+    preset.name: preset for preset in (*resnet.PRESETS, *mobilenetv2.PRESETS, *convnext.PRESETS, *deit.PRESETS)
+}
+_FEATURE_ARGUMENTS = ("features_only", "out_indices", "feature_cls")
+ARCHITECTURE = "_kernelwarehouse_architecture"
+
+
+def find_preset(name: str) -> Preset:
+    if name in PRESETS:
+        return PRESETS[name]
+    near = difflib.get_close_matches(name, PRESETS, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(PRESETS)}"
+    raise UnknownPresetError(f"there is no preset {name!r}; {hint}")
+
+
+def create_model(name: str, **kwargs: Any) -> nn.Module:
+    """A network of the paper, new. Keywords such as `num_classes`, `in_chans`, `drop_path_rate` or `features_only`
+    go to timm's backbone."""
+    preset = find_preset(name)
+    kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    if kwargs.pop("pretrained", False):
+        raise ConfigError(f"{name} has no weights to download; use load_published with a checkpoint of the authors")
+    features = {key: kwargs[key] for key in _FEATURE_ARGUMENTS if key in kwargs}
+    whole = {key: value for key, value in kwargs.items() if key not in features}
+    if features.get("features_only"):
+        model = _feature_model(preset, whole, features)
+    else:
+        backbone = timm.create_model(preset.backbone, **whole)
+        model = convert(backbone, plan(backbone, preset.config))
+    setattr(model, ARCHITECTURE, {"library": "kernelwarehouse", "name": name, "arguments": kwargs})
+    return model
+
+
+def preset_plan(preset: Preset, **kwargs: Any) -> Plan:
+    """The plan of a preset, made on a backbone without memory."""
+    with torch.device("meta"):
+        return plan(timm.create_model(preset.backbone, **kwargs), preset.config)
+
+
+def _feature_model(preset: Preset, whole: dict[str, Any], features: dict[str, Any]) -> nn.Module:
+    """timm takes a backbone apart for features and renames its modules; the plan is made on the whole one, so that
+    the warehouses keep their size and a classifier's weights fit."""
+    model = timm.create_model(preset.backbone, **whole, **features)
+    here = {_common_name(name): name for name, _ in model.named_modules()}
+    planned = preset_plan(preset, **whole)
+    names = {layer.spec.name: here.get(_common_name(layer.spec.name)) for layer in planned.layers}
+    return apply_plan(model, planned, {name: found for name, found in names.items() if found is not None})
+
+
+def _common_name(name: str) -> str:
+    """`stages_0.blocks.1` of a feature list and `model.stages.0.blocks.1` of a feature getter are `stages.0.blocks.1`."""
+    return name.removeprefix("model.").replace("_", ".")
+
+
+def _register(preset: Preset) -> None:
+    def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        for managed in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
+            kwargs.pop(managed, None)
+        return create_model(preset.name, pretrained=pretrained, **kwargs)
+
+    entry.__name__ = preset.name
+    entry.__module__ = __name__
+    entry.__doc__ = f"{preset.backbone} with warehouses, {preset.parameters:,} parameters."
+    register_model(entry)
+
+
+__all__: list[str] = ["PRESETS", "Preset", "create_model", "find_preset", "preset_plan"]
+for _preset in PRESETS.values():
+    _register(_preset)

@@ -1,0 +1,21 @@
+"""What a preset is."""
+
+from dataclasses import dataclass
+
+from kernelwarehouse.config import WarehouseConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A network of the paper: a timm backbone, its warehouses and what both count.
+
+    `parameters` is the exact count with 1000 classes, `paper` the printed one (`None` where the paper has no such
+    network), `note` says where the two differ and why.
+    """
+
+    name: str
+    backbone: str
+    config: WarehouseConfig
+    parameters: int
+    paper: str | None
+    note: str = ""
