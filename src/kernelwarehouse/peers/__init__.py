@@ -3,6 +3,6 @@
 Every file has a `convert(model)` that returns a changed copy of a static model.
 """
 
-from kernelwarehouse.peers import cbam, cgc, condconv, dcd, dyconv, eca, odconv, se, weightnet
+from kernelwarehouse.peers import cbam, cgc, condconv, dcd, dyconv, eca, kwod, odconv, se, weightnet
 
-__all__ = ["cbam", "cgc", "condconv", "dcd", "dyconv", "eca", "odconv", "se", "weightnet"]
+__all__ = ["cbam", "cgc", "condconv", "dcd", "dyconv", "eca", "kwod", "odconv", "se", "weightnet"]
