@@ -110,7 +110,9 @@ def _explicit_groups(
         if not layers:
             raise PlanError(f"group {name!r} is left without layers: all it matches are excluded")
         groups.append(Group(name, layers, layers))
-    return groups
+    # In the order of first use, as the paper lists them.
+    place = {layer.label: index for index, layer in enumerate(kept)}
+    return sorted(groups, key=lambda group: place[group.layers[0].label])
 
 
 def _check_overrides(overrides: Sequence[Override], labels: list[str], groups: list[Group]) -> Sequence[Override]:

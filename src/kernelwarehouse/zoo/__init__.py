@@ -65,7 +65,7 @@ def _feature_model(preset: Preset, whole: dict[str, Any], features: dict[str, An
 
 
 def _common_name(name: str) -> str:
-    """`stages_0.blocks.1` of a feature list and `model.stages.0.blocks.1` of a feature getter are `stages.0.blocks.1`."""
+    """Feature lists rename `stages.0.blocks.1` to `stages_0.blocks.1`, feature getters to `model.stages.0.blocks.1`."""
     return name.removeprefix("model.").replace("_", ".")
 
 

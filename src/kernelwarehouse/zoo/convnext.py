@@ -4,8 +4,8 @@ The stem and each downsampling layer have warehouses of their own, and the nine 
 three stages of three. The published code keeps that stage whole and reduces less: a network of its own.
 """
 
-from kernelwarehouse.config import Override, WarehouseConfig
-from kernelwarehouse.zoo.preset import Preset
+from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.zoo.preset import Preset, half
 
 _BLOCKS = (3, 3, 9, 3)
 
@@ -19,9 +19,8 @@ def groups(third_stage_parts: int) -> dict[str, tuple[str, ...]]:
         parts = third_stage_parts if stage == 2 else 1
         for part in range(parts):
             number += 1
-            blocks = [
-                f"stages.{stage}.blocks.{block}" for block in range(part * count // parts, (part + 1) * count // parts)
-            ]
+            numbers = range(part * count // parts, (part + 1) * count // parts)
+            blocks = [f"stages.{stage}.blocks.{block}" for block in numbers]
             found[f"stage{number}.depthwise"] = tuple(f"{block}.conv_dw" for block in blocks)
             found[f"stage{number}.pointwise"] = tuple(f"{block}.mlp" for block in blocks)
     return found
@@ -31,8 +30,6 @@ def _preset(name: str, config: WarehouseConfig, parameters: int, paper: str | No
     return Preset(name, "convnext_tiny", config, parameters, paper, note)
 
 
-_HALF = {"budget": 0.5, "in_ratio": 0.5, "out_ratio": 0.5}
-
 PRESETS = (
     _preset(
         "kw3d4x_convnext_tiny",
@@ -40,7 +37,7 @@ PRESETS = (
             norm="layer",
             reduction=1 / 32,
             groups=groups(3),
-            overrides=(Override("stage5.pointwise", **_HALF), Override("stage6.pointwise", **_HALF)),
+            overrides=(half("stage5.pointwise"), half("stage6.pointwise")),
         ),
         24_531_380,
         "24.53M",

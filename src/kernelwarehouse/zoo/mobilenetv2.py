@@ -5,7 +5,7 @@ before; the last 1x1 belongs to the last stage, with its projections.
 """
 
 from kernelwarehouse.config import Override, WarehouseConfig
-from kernelwarehouse.zoo.preset import Preset
+from kernelwarehouse.zoo.preset import Preset, half
 
 # Blocks of each stage, by timm's names.
 _BLOCKS: dict[int, tuple[str, ...]] = {
@@ -28,26 +28,16 @@ def _expansions(stage: int) -> tuple[str, ...]:
 
 
 def _projections(stage: int) -> tuple[str, ...]:
-    names = [
-        f"blocks.{block}.conv_pw" if block == _FIRST_BLOCK else f"blocks.{block}.conv_pwl" for block in _BLOCKS[stage]
-    ]
+    names = [f"blocks.{block}.{'conv_pw' if block == _FIRST_BLOCK else 'conv_pwl'}" for block in _BLOCKS[stage]]
     return (*names, "conv_head") if stage == 6 else tuple(names)
-
-
-def _in_order_of_use(groups: dict[str, tuple[str, ...]], stage: int) -> dict[str, tuple[str, ...]]:
-    """A stage's first convolution is depth-wise in the first stage and point-wise in all others."""
-    return groups if stage == 1 else dict(sorted(groups.items(), key=lambda item: "depthwise" in item[0]))
 
 
 def one_x_groups() -> dict[str, tuple[str, ...]]:
     """Per stage one warehouse for depth-wise and one for point-wise layers."""
     groups: dict[str, tuple[str, ...]] = {"stem": ("conv_stem",)}
     for stage in _BLOCKS:
-        kinds = {
-            f"stage{stage}.depthwise": _depthwise(stage),
-            f"stage{stage}.pointwise": _expansions(stage) + _projections(stage),
-        }
-        groups |= _in_order_of_use(kinds, stage)
+        groups[f"stage{stage}.depthwise"] = _depthwise(stage)
+        groups[f"stage{stage}.pointwise"] = _expansions(stage) + _projections(stage)
     return groups
 
 
@@ -77,14 +67,13 @@ def half_x_groups() -> dict[str, tuple[str, ...]]:
 
 
 def _half_x_config() -> WarehouseConfig:
-    half = {"budget": 0.5, "in_ratio": 0.5, "out_ratio": 0.5}
     return WarehouseConfig(
         budget=1,
         reduction=1 / 32,
         groups=half_x_groups(),
         overrides=(
-            Override("stage6.expansion", **half),
-            Override("stage6.projection", **half),
+            half("stage6.expansion"),
+            half("stage6.projection"),
             # Cells of 1000 x 32: the classifier's input is 1280 wide at both widths.
             Override("classifier", budget=0.5, in_ratio=32 / 1280, out_ratio=1),
         ),

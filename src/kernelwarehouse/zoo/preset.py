@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.config import Override, WarehouseConfig
 
 
 @dataclass(frozen=True)
@@ -19,3 +19,8 @@ class Preset:
     parameters: int
     paper: str | None
     note: str = ""
+
+
+def half(pattern: str) -> Override:
+    """Half the cells, of half the width: how the paper shrinks a part of a network."""
+    return Override(pattern, budget=0.5, in_ratio=0.5, out_ratio=0.5)
