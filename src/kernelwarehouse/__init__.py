@@ -14,6 +14,7 @@ from kernelwarehouse.errors import (
 from kernelwarehouse.plan import Plan
 from kernelwarehouse.planning import plan
 from kernelwarehouse.temperature import TemperatureSchedule, get_temperature, set_temperature
+from kernelwarehouse.zoo import create_model
 
 __all__ = [
     "CheckpointError",
@@ -28,6 +29,7 @@ __all__ = [
     "UnknownPresetError",
     "WarehouseConfig",
     "convert",
+    "create_model",
     "get_temperature",
     "plan",
     "plan_of",

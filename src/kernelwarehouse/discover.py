@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
@@ -79,7 +78,7 @@ def check_model(model: nn.Module) -> None:
         kind = type(module)
         if isinstance(module, WarehouseLayer):
             raise PlanError(f"layer {name!r} draws on a warehouse already; plan and convert the unconverted model")
-        if isinstance(module, LazyModuleMixin) and any(map(is_lazy, module.parameters())):
+        if any(map(is_lazy, module.parameters(recurse=False))):
             raise PlanError(f"layer {name!r} is a lazy {kind.__name__} without a shape yet; run the model once first")
         if {"quantized", "qat"} & set(kind.__module__.split(".")):
             raise PlanError(f"layer {name!r} is a quantised {kind.__name__}; convert the float model, quantise after")
