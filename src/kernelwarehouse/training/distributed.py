@@ -33,14 +33,6 @@ class Processes:
             distributed.all_reduce(values)
         return values
 
-    def share(self, value: Any) -> Any:
-        """The main process's value, in every process."""
-        if self.world_size == 1:
-            return value
-        box = [value]
-        distributed.broadcast_object_list(box, src=0)
-        return box[0]
-
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes, by rank, in every process."""
         if self.world_size == 1:

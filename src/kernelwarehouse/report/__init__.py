@@ -1,0 +1,1 @@
+"""One HTML page about one or more runs: curves, tables, sample predictions, attention maps. It opens offline."""

@@ -1,0 +1,155 @@
+"""The sub-commands train, eval and predict."""
+
+import argparse
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kernelwarehouse.data import open_dataset
+from kernelwarehouse.errors import ConfigError
+from kernelwarehouse.training.api import train
+from kernelwarehouse.training.distributed import join_processes
+from kernelwarehouse.training.predict import open_trained, read_pictures
+from kernelwarehouse.training.recipe import Recipe, load_recipe, parse_override, recipe_names
+from kernelwarehouse.training.run import RunOptions
+
+
+def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the three commands; each sets `run`, a function from the parsed arguments to an exit code."""
+    _add_train(subparsers.add_parser("train", help="train a network; the same command again resumes the run"))
+    _add_eval(subparsers.add_parser("eval", help="top-1, top-5 and loss of a trained network"))
+    _add_predict(subparsers.add_parser("predict", help="the likeliest classes of pictures"))
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        required=True,
+        help="'embedded', an .npz file, a folder of class folders (or of train/ and val/), or a torchvision name",
+    )
+    parser.add_argument("--data-root", default=".", metavar="DIR", help="where a torchvision set lies (default: here)")
+    parser.add_argument("--download", action="store_true", help="let torchvision fetch the set if it is not there")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that read images (default: by the cores)")
+    parser.add_argument(
+        "--unreadable", choices=("stop", "skip"), default="stop", help="what to do at an image that cannot be read"
+    )
+    parser.add_argument("--device", default="", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a name of the zoo or of timm, such as kw1x_resnet18 or resnet18")
+    _add_data(parser)
+    parser.add_argument("--recipe", required=True, help=f"{', '.join(recipe_names())}, or your own .toml file")
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="where the run is kept")
+    parser.add_argument("--epochs", type=int, help="instead of the recipe's")
+    parser.add_argument("--batch-size", type=int, help="instead of the recipe's; over all processes")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override any other field of the recipe"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="decides everything random (default: 0)")
+    parser.add_argument(
+        "--device-batch-size", type=int, default=0, metavar="N", help="images a process takes at once; gradients add up"
+    )
+    parser.add_argument("--from", dest="weights", type=Path, metavar="DIR", help="start from a saved network's weights")
+    parser.add_argument(
+        "--model-arg", action="append", default=[], metavar="NAME=VALUE", help="pass an argument to the network's maker"
+    )
+    parser.add_argument("--checkpoint-seconds", type=float, default=300.0, help="longest time between checkpoints")
+    parser.add_argument("--report-every", type=int, default=20, metavar="STEPS", help="steps between reports")
+    parser.set_defaults(run=run_train)
+
+
+def run_train(arguments: argparse.Namespace) -> int:
+    options = RunOptions(
+        seed=arguments.seed,
+        workers=arguments.workers,
+        device_batch_size=arguments.device_batch_size,
+        checkpoint_seconds=arguments.checkpoint_seconds,
+        report_every=arguments.report_every,
+        unreadable=arguments.unreadable,
+    )
+    train(
+        arguments.model,
+        open_dataset(arguments.data, root=arguments.data_root, download=arguments.download),
+        resolve_recipe(arguments),
+        arguments.output,
+        options=options,
+        arguments=dict(_parse_model_argument(text) for text in arguments.model_arg),
+        weights=arguments.weights,
+        device=arguments.device,
+    )
+    return 0
+
+
+def resolve_recipe(arguments: argparse.Namespace) -> Recipe:
+    """The recipe with what the command line overrides."""
+    overrides = dict(parse_override(text) for text in arguments.set)
+    overrides |= {
+        name: getattr(arguments, name) for name in ("epochs", "batch_size") if getattr(arguments, name) is not None
+    }
+    return load_recipe(arguments.recipe).with_overrides(overrides)
+
+
+def _parse_model_argument(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--model-arg {text!r} must look like name=value")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
+def _add_eval(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", metavar="RUN", help="the folder of a run, or its best/ or last/")
+    _add_data(parser)
+    parser.add_argument("--batch-size", type=int, default=64, help="over all processes (default: 64)")
+    parser.set_defaults(run=run_eval)
+
+
+def run_eval(arguments: argparse.Namespace) -> int:
+    if arguments.batch_size < 1:
+        raise ConfigError(f"--batch-size (={arguments.batch_size}) must be at least 1")
+    trained = open_trained(arguments.run_folder)
+    data = open_dataset(arguments.data, root=arguments.data_root, download=arguments.download)
+    with join_processes(arguments.device) as processes:
+        result = trained.evaluate(
+            data,
+            processes,
+            batch_size=max(1, arguments.batch_size // processes.world_size),
+            workers=arguments.workers,
+            unreadable=arguments.unreadable,
+        )
+        if processes.is_main:
+            table = Table("images", "top-1", "top-5", "loss", "unreadable")
+            shares = (f"{result.top1:.2%}", f"{result.top5:.2%}", f"{result.loss:.4f}")
+            table.add_row(f"{result.images:,}", *shares, str(len(result.unreadable)))
+            console = Console()
+            console.print(table)
+            for problem in result.unreadable:
+                console.print(f"unreadable: {problem}", markup=False)
+    return 0
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", metavar="RUN", help="the folder of a run, or its best/ or last/")
+    parser.add_argument("pictures", nargs="+", metavar="PICTURE", help="image files")
+    parser.add_argument("--top", type=int, default=5, help="how many classes to show (default: 5)")
+    parser.set_defaults(run=run_predict)
+
+
+def run_predict(arguments: argparse.Namespace) -> int:
+    if arguments.top < 1:
+        raise ConfigError(f"--top (={arguments.top}) must be at least 1")
+    pictures = read_pictures(arguments.pictures)
+    predictions = open_trained(arguments.run_folder).predict(pictures, arguments.top)
+    console = Console()
+    for path, guesses in zip(arguments.pictures, predictions, strict=True):
+        table = Table("class", "probability", title=path)
+        for name, share in guesses:
+            table.add_row(name, f"{share:.2%}")
+        console.print(table)
+    return 0
