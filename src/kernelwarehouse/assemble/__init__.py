@@ -1,6 +1,8 @@
-"""How mixtures of cells become outputs."""
+"""How mixtures of cells become outputs: the plain definition, faster ways, and the rule that chooses."""
 
+from kernelwarehouse.assemble.choose import STRATEGIES, Choice, choose, force
+from kernelwarehouse.assemble.dispatch import evaluate
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.plain import apply_kernels, assemble_kernels, evaluate
+from kernelwarehouse.assemble.plain import apply_kernels, assemble_kernels
 
-__all__ = ["Geometry", "apply_kernels", "assemble_kernels", "evaluate"]
+__all__ = ["STRATEGIES", "Choice", "Geometry", "apply_kernels", "assemble_kernels", "choose", "evaluate", "force"]

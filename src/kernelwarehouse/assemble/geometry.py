@@ -10,7 +10,8 @@ class Geometry:
     """A kernel's partition and how it slides over the input.
 
     Padding is symmetric and of zeros; layers pad by themselves where it is anything else. A linear layer has no
-    spatial axes: its tuples are empty and its input is `[batch, tokens, in]`, where a convolution's is `[batch, in, *space]`.
+    spatial axes: its tuples are empty and its input is `[batch, tokens, in]`, where a convolution's is
+    `[batch, in, *space]`.
     """
 
     partition: Partition
@@ -34,3 +35,10 @@ class Geometry:
     @property
     def in_channels(self) -> int:
         return self.partition.kernel_shape[1] * self.groups
+
+    def output_size(self, space: tuple[int, ...]) -> tuple[int, ...]:
+        """Spatial size of the output for an input of size `space` (a linear layer's tokens are not spatial: empty)."""
+        axes = zip(self.kernel_size, self.stride, self.padding, self.dilation, space, strict=False)
+        return tuple(
+            (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for kernel, stride, pad, dilation, size in axes
+        )

@@ -1,0 +1,222 @@
+// Backward of forward_taps: kernels are mixed again, a block of output channels at a time, for some samples at a time.
+//
+// Within a block everything is laid out as [row = (sample, out group, segment)][column = (out channel, in channel)]:
+//   kernels      = attention x cells              (mixed again, for the gradient of the input)
+//   grad_kernels = grad of output x input         (summed over positions)
+//   grad of attention += grad_kernels x cells'    grad of cells += attention' x grad_kernels
+// Each step runs in parallel over an axis that its results have, so that threads never write the same number.
+#pragma once
+
+#include <tuple>
+
+#include "layer.h"
+
+namespace kernelwarehouse {
+
+struct Backward {
+  Layer layer;
+  Int in_channels, positions, padded_places;
+  Int x_pitch, grad_pitch;
+  const Int* targets;
+  const Int* places;
+  std::vector<Int> steps;
+  const float* cells;
+  bool wants_input;
+  Int width;    // output channels of a cell in a block
+  Int samples;  // samples at a time
+
+  Int pair_rows() const { return layer.out_groups * layer.segments; }  // rows of one sample
+  Int column_pitch() const { return width * layer.cell_in + kWide; }
+
+  void choose_blocks() {
+    const Int sample_rows = padded_places * x_pitch * 2 + positions * grad_pitch;
+    const Int narrowest = std::min<Int>(kWide, layer.cell_out) * layer.cell_in * pair_rows();
+    samples = std::max<Int>(1, std::min(4 * kFarCache / sample_rows, 2 * kFarCache / narrowest));
+    samples = std::min(samples, layer.batch);
+    const Int fitting = 2 * kFarCache / (samples * pair_rows() * layer.cell_in);
+    width = std::min(layer.cell_out, std::min<Int>(4 * kWide, std::max<Int>(kWide, fitting / kWide * kWide)));
+  }
+};
+
+// Adds to grad_kernels [segment][channels][cell_in] of one pair: for every segment, the sum over positions of
+// grad of output (position, channel) times input (position, in channel).
+inline void add_kernel_gradient(const Backward& call, const float* x_rows, const float* grad_rows, Int channels,
+                                float* grad_kernels) {
+  const Int cell_in = call.layer.cell_in;
+  const Int block = std::max<Int>(32, kNearCache / (call.x_pitch + call.grad_pitch));
+  for (Int start = 0; start < call.positions; start += block) {
+    const Int depth = std::min(block, call.positions - start);
+    const float* grad = grad_rows + start * call.grad_pitch;
+    for (Int segment = 0; segment < call.layer.segments; ++segment) {
+      float* to = grad_kernels + segment * call.column_pitch();
+      for_panels(cell_in, [&](Int c, auto vectors) {
+        const float* x = x_rows + call.steps[segment] + c;
+        const auto row = [&](Int k) { return x + call.places[start + k] * call.x_pitch; };
+        for_row_tiles(channels, [&](Int o, auto tall) {
+          tile_across_rows<tall, vectors>(grad + o, call.grad_pitch, depth, row, [&](int r, int v, Lanes sum) {
+            float* target = to + (o + r) * cell_in + c + v * kLanes;
+            start == 0 ? store(target, sum) : add(target, sum);
+          });
+        });
+      });
+    }
+  }
+}
+
+// Adds to the gradient of one sample's input, as rows, what flows through the kernels of one pair.
+inline void add_input_gradient(const Backward& call, const float* kernels, const float* grad_rows, Int channels,
+                               float* grad_x_rows) {
+  const Int cell_in = call.layer.cell_in, no_step = 0;
+  for_panels(cell_in, [&](Int c, auto vectors) {
+    for (Int segment = 0; segment < call.layer.segments; ++segment) {
+      const float* kernel = kernels + segment * call.column_pitch() + c;
+      float* to = grad_x_rows + call.steps[segment] + c;
+      for_row_tiles(call.positions, [&](Int position, auto tall) {
+        const float* a[tall];
+        for (int r = 0; r < tall; ++r) a[r] = grad_rows + (position + r) * call.grad_pitch;
+        tile_along_rows<tall, vectors>(a, &no_step, 1, channels, kernel, cell_in, [&](int r, int v, Lanes sum) {
+          add(to + call.places[position + r] * call.x_pitch + v * kLanes, sum);
+        });
+      });
+    }
+  });
+}
+
+// grad_attention [rows][n] += grad_kernels [rows][columns] x cells' [columns][n].
+inline void add_attention_gradient(const Backward& call, const float* grad_kernels, Int rows, Int first, Int columns,
+                                   float* grad_attention) {
+  const Int n = call.layer.n, piece = 1024, no_step = 0;
+  const Int panels = (n + kWide - 1) / kWide;
+  at::parallel_for(0, panels, 1, [&](Int begin, Int end) {
+    std::vector<float> turned(piece * kWide);
+    for (Int panel = begin; panel < end; ++panel) {
+      const Int cells = std::min(kWide, n - panel * kWide), lanes = cells > kLanes ? kWide : kLanes;
+      std::fill(turned.begin(), turned.end(), 0.0f);
+      for (Int column = 0; column < columns; column += piece) {
+        const Int depth = std::min(piece, columns - column);
+        transpose(call.cells + panel * kWide * call.layer.cell() + first + column, call.layer.cell(), cells, depth,
+                  turned.data(), lanes);
+        for_panels(lanes, [&](Int, auto vectors) {
+          for_row_tiles(rows, [&](Int row, auto tall) {
+            const float* a[tall];
+            for (int r = 0; r < tall; ++r) a[r] = grad_kernels + (row + r) * call.column_pitch() + column;
+            float* to = grad_attention + row * n + panel * kWide;
+            tile_along_rows<tall, vectors>(a, &no_step, 1, depth, turned.data(), lanes, [&](int r, int v, Lanes sum) {
+              const Int valid = std::min<Int>(kLanes, cells - v * kLanes);
+              for (Int lane = 0; lane < valid; ++lane) to[r * n + v * kLanes + lane] += sum[lane];
+            });
+          });
+        });
+      }
+    }
+  });
+}
+
+// grad_cells [n][first, first + columns) += attention' [n][rows] x grad_kernels [rows][columns].
+inline void add_cell_gradient(const Backward& call, const float* attention, const float* grad_kernels, Int rows, Int first,
+                              Int columns, float* grad_cells) {
+  const Int n = call.layer.n, panels = (columns + kWide - 1) / kWide;
+  at::parallel_for(0, panels, 1, [&](Int begin, Int end) {
+    for (Int panel = begin; panel < end; ++panel) {
+      const Int column = panel * kWide;
+      for_panels(std::min(kWide, columns - column), [&](Int, auto vectors) {
+        const auto row = [&](Int k) { return grad_kernels + k * call.column_pitch() + column; };
+        for_row_tiles(n, [&](Int j, auto tall) {
+          tile_across_rows<tall, vectors>(attention + j, n, rows, row, [&](int r, int v, Lanes sum) {
+            add(grad_cells + (j + r) * call.layer.cell() + first + column + v * kLanes, sum);
+          });
+        });
+      });
+    }
+  });
+}
+
+// The rows of one sample back to [channels, places], without the padding.
+inline void rows_to_sample(const float* rows, Int pitch, const Int* targets, Int places, Int channels, float* x) {
+  std::vector<float> gathered(kWide * pitch);
+  for (Int place = 0; place < places; place += kWide) {
+    const Int count = std::min(kWide, places - place);
+    for (Int i = 0; i < count; ++i)
+      std::memcpy(gathered.data() + i * pitch, rows + targets[place + i] * pitch, channels * sizeof(float));
+    transpose(gathered.data(), pitch, count, channels, x + place, places);
+  }
+}
+
+// grad [batch, out, positions] and x [batch, in, places], both contiguous; the rest as in forward_taps.
+inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, const Tensor& x, const Tensor& attention,
+                                                        const Tensor& cells, const Tensor& targets, Int padded_places,
+                                                        const Tensor& places, const Tensor& shifts, bool wants_input) {
+  const Int x_pitch = row_pitch(x.size(1));
+  Backward call{Layer(attention, cells),
+                x.size(1),
+                places.numel(),
+                padded_places,
+                x_pitch,
+                row_pitch(grad.size(1)),
+                targets.const_data_ptr<Int>(),
+                places.const_data_ptr<Int>(),
+                {},
+                cells.const_data_ptr<float>(),
+                wants_input,
+                0,
+                0};
+  const Layer& layer = call.layer;
+  call.steps = segment_steps(shifts, x_pitch, layer);
+  call.choose_blocks();
+  Tensor grad_x = wants_input ? at::empty_like(x) : Tensor();
+  Tensor grad_attention = at::zeros_like(attention), grad_cells = at::zeros_like(cells);
+  const Int x_size = padded_places * x_pitch, grad_size = call.positions * call.grad_pitch;
+  const Int total_places = targets.numel(), out = layer.out_channels();
+  std::vector<Int> in_order(call.positions);
+  for (Int i = 0; i < call.positions; ++i) in_order[i] = i;
+
+  std::vector<float> x_rows(call.samples * x_size), grad_rows(call.samples * grad_size), grad_x_rows;
+  std::vector<float> kernels, grad_kernels(call.samples * call.pair_rows() * call.column_pitch());
+  if (wants_input) kernels.resize(grad_kernels.size());
+  for (Int start = 0; start < layer.batch; start += call.samples) {
+    const Int samples = std::min(call.samples, layer.batch - start), rows = samples * call.pair_rows();
+    const float* alpha = attention.const_data_ptr<float>() + start * call.pair_rows() * layer.n;
+    at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
+      std::vector<float> turned;
+      for (Int b = begin; b < end; ++b) {
+        sample_to_rows(x.const_data_ptr<float>() + (start + b) * x.stride(0), false, call.in_channels, call.targets,
+                       total_places, x_rows.data() + b * x_size, x_pitch, turned);
+        sample_to_rows(grad.const_data_ptr<float>() + (start + b) * grad.stride(0), false, out, in_order.data(),
+                       call.positions, grad_rows.data() + b * grad_size, call.grad_pitch, turned);
+      }
+    });
+    if (wants_input) grad_x_rows.assign(call.samples * x_size, 0.0f);
+    for (Int first = 0; first < layer.cell_out; first += call.width) {
+      const Int channels = std::min(call.width, layer.cell_out - first), columns = channels * layer.cell_in;
+      if (wants_input)
+        at::parallel_for(0, (columns + kWide - 1) / kWide, 64, [&](Int begin, Int end) {
+          std::vector<float> packed;
+          const Int from = begin * kWide, count = std::min(end * kWide, columns) - from;
+          mix(layer, alpha, rows, call.cells, first * layer.cell_in + from, count, kernels.data() + from,
+              call.column_pitch(), packed);
+        });
+      at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
+        for (Int pair = begin * layer.out_groups; pair < end * layer.out_groups; ++pair) {
+          const Int b = pair / layer.out_groups, offset = pair * layer.segments * call.column_pitch();
+          const float* pair_grad = grad_rows.data() + b * grad_size + pair % layer.out_groups * layer.cell_out + first;
+          add_kernel_gradient(call, x_rows.data() + b * x_size, pair_grad, channels, grad_kernels.data() + offset);
+          if (wants_input)
+            add_input_gradient(call, kernels.data() + offset, pair_grad, channels, grad_x_rows.data() + b * x_size);
+        }
+      });
+      add_attention_gradient(call, grad_kernels.data(), rows, first * layer.cell_in, columns,
+                             grad_attention.mutable_data_ptr<float>() + start * call.pair_rows() * layer.n);
+      add_cell_gradient(call, alpha, grad_kernels.data(), rows, first * layer.cell_in, columns,
+                        grad_cells.mutable_data_ptr<float>());
+    }
+    if (wants_input)
+      at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
+        for (Int b = begin; b < end; ++b)
+          rows_to_sample(grad_x_rows.data() + b * x_size, x_pitch, call.targets, total_places, call.in_channels,
+                         grad_x.mutable_data_ptr<float>() + (start + b) * x.stride(0));
+      });
+  }
+  return {grad_x, grad_attention, grad_cells};
+}
+
+}  // namespace kernelwarehouse

@@ -1,0 +1,157 @@
+// Forward: a block of output channels is mixed for some samples and multiplied at once.
+#pragma once
+
+#include "layer.h"
+
+namespace kernelwarehouse {
+
+// Samples and channels of one task. `together` pairs are mixed at a time for `width` output channels of a cell: enough
+// rows for the mixing to be efficient, few enough for the kernels to stay in cache.
+struct Blocking {
+  Int width, blocks, together, runs, run;
+
+  Blocking(const Layer& layer, Int wanted_width, Int pairs) {
+    width = std::min(layer.cell_out, wanted_width);
+    blocks = (layer.cell_out + width - 1) / width;
+    together = std::min(pairs, std::max<Int>(1, kFarCache / (layer.segments * layer.cell_in * width)));
+    // Pairs are split between tasks only where there are too few blocks for the threads.
+    const Int threads = at::get_num_threads();
+    runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
+    run = (pairs + runs - 1) / runs;
+  }
+};
+
+// Calls multiply(pair, first channel of the block, channels, the pair's kernels [segments][channels][cell_in]) for every
+// pair in [0, pairs) and block, in parallel. `attention` is that of the first pair.
+template <class Multiply>
+void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const float* attention, const float* cells,
+                      const Multiply& multiply) {
+  const Blocking blocking(layer, wanted_width, pairs);
+  at::parallel_for(0, blocking.blocks * blocking.runs, 1, [&](Int begin, Int end) {
+    std::vector<float> packed, scratch;
+    std::vector<float> kernels(blocking.together * layer.segments * blocking.width * layer.cell_in);
+    for (Int task = begin; task < end; ++task) {
+      const Int first = task / blocking.runs * blocking.width;
+      const Int channels = std::min(blocking.width, layer.cell_out - first), columns = channels * layer.cell_in;
+      const Int pair_end = std::min(pairs, (task % blocking.runs + 1) * blocking.run);
+      for (Int pair = task % blocking.runs * blocking.run; pair < pair_end; pair += blocking.together) {
+        const Int count = std::min(blocking.together, pair_end - pair);
+        mix(layer, attention + pair * layer.segments * layer.n, count * layer.segments, cells, first * layer.cell_in,
+            columns, kernels.data(), columns, packed);
+        for (Int i = 0; i < count; ++i)
+          multiply(pair + i, first, channels, kernels.data() + i * layer.segments * columns, scratch);
+      }
+    }
+  });
+}
+
+// One panel of output channels over all positions: the kernel is [segments][cell_in][V * 8], and write receives
+// (first position, positions, sums [positions][V * 8]).
+template <int V, class Write>
+void multiply_rows(const Layer& layer, const float* rows, Int pitch, const Int* places, Int positions, const Int* steps,
+                   const float* kernel, const Write& write) {
+  for_row_tiles(positions, [&](Int first, auto tall) {
+    const float* a[tall];
+    for (int r = 0; r < tall; ++r) a[r] = rows + places[first + r] * pitch;
+    float sums[tall * V * kLanes];
+    tile_along_rows<tall, V>(a, steps, layer.segments, layer.cell_in, kernel, V * kLanes,
+                             [&](int r, int v, Lanes sum) { store(sums + (r * V + v) * kLanes, sum); });
+    write(first, static_cast<Int>(tall), sums);
+  });
+}
+
+// Any kernel: x [batch, in, places], or [batch, places, in] with channels_last, and the output likewise.
+// targets: the padded row of every place; places: the row that every output position starts from; shifts: of every tap.
+inline Tensor forward_taps(const Tensor& x, const Tensor& attention, const Tensor& cells, const Tensor& targets,
+                           Int padded_places, const Tensor& places, const Tensor& shifts, bool channels_last) {
+  const Layer layer(attention, cells);
+  const Int channels = x.size(channels_last ? 2 : 1), positions = places.numel(), out = layer.out_channels();
+  const Int pitch = row_pitch(channels), sample_rows = padded_places * pitch;
+  const auto steps = segment_steps(shifts, pitch, layer);
+  Tensor y = channels_last ? at::empty({layer.batch, positions, out}, x.options())
+                           : at::empty({layer.batch, out, positions}, x.options());
+  const float* x_data = x.const_data_ptr<float>();
+  const Int* place = places.const_data_ptr<Int>();
+  float* y_data = y.mutable_data_ptr<float>();
+
+  // As many samples at a time as stay in cache as rows.
+  const Int chunk = std::min(layer.batch, std::max<Int>(1, 2 * kFarCache / sample_rows));
+  std::vector<float> rows(chunk * sample_rows);
+  for (Int start = 0; start < layer.batch; start += chunk) {
+    const Int samples = std::min(chunk, layer.batch - start);
+    at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
+      std::vector<float> turned;
+      for (Int b = begin; b < end; ++b)
+        sample_to_rows(x_data + (start + b) * x.stride(0), channels_last, channels, targets.const_data_ptr<Int>(),
+                       targets.numel(), rows.data() + b * sample_rows, pitch, turned);
+    });
+    const float* alpha = attention.const_data_ptr<float>() + start * layer.out_groups * layer.segments * layer.n;
+    for_mixed_blocks(
+        layer, samples * layer.out_groups, kWide, alpha, cells.const_data_ptr<float>(),
+        [&](Int pair, Int first, Int width, const float* kernels, std::vector<float>& turned) {
+          const Int sample = start + pair / layer.out_groups;
+          const Int channel = pair % layer.out_groups * layer.cell_out + first;
+          turned.resize(layer.segments * layer.cell_in * width);
+          for (Int segment = 0; segment < layer.segments; ++segment)
+            transpose(kernels + segment * width * layer.cell_in, layer.cell_in, width, layer.cell_in,
+                      turned.data() + segment * width * layer.cell_in, width);
+          const auto write = [&](Int position, Int tall, const float* sums) {
+            if (channels_last) {
+              for (Int r = 0; r < tall; ++r)
+                std::memcpy(y_data + (sample * positions + position + r) * out + channel, sums + r * width,
+                            width * sizeof(float));
+            } else {
+              float* target = y_data + (sample * out + channel) * positions + position;
+              for (Int lane = 0; lane < width; ++lane)
+                for (Int r = 0; r < tall; ++r) target[lane * positions + r] = sums[r * width + lane];
+            }
+          };
+          const float* sample_start = rows.data() + pair / layer.out_groups * sample_rows;
+          if (width == kWide)
+            multiply_rows<2>(layer, sample_start, pitch, place, positions, steps.data(), turned.data(), write);
+          else
+            multiply_rows<1>(layer, sample_start, pitch, place, positions, steps.data(), turned.data(), write);
+        });
+  }
+  return y;
+}
+
+// A kernel of one position: x [batch, in, positions] -> [batch, out, positions], with positions along the vectors, so that
+// neither kernels nor activations are turned around.
+inline Tensor forward_pointwise(const Tensor& x, const Tensor& attention, const Tensor& cells) {
+  const Layer layer(attention, cells);
+  const Int channels = x.size(1), positions = x.size(2), out = layer.out_channels();
+  Tensor y = at::empty({layer.batch, out, positions}, x.options());
+  const float* x_data = x.const_data_ptr<float>();
+  float* y_data = y.mutable_data_ptr<float>();
+  for_mixed_blocks(
+      layer, layer.pairs(), 8 * kTall, attention.const_data_ptr<float>(), cells.const_data_ptr<float>(),
+      [&](Int pair, Int first, Int width, const float* kernels, std::vector<float>& panel) {
+        const Int sample = pair / layer.out_groups, channel = pair % layer.out_groups * layer.cell_out + first;
+        std::vector<Int> steps;
+        for (Int group = 0; group < layer.segments; ++group) steps.push_back(group * width * layer.cell_in);
+        panel.resize(channels * kWide);
+        for_panels(round_up(positions, kLanes), [&](Int position, auto vectors) {
+          constexpr Int lanes = vectors * kLanes;
+          const Int valid = std::min<Int>(lanes, positions - position);
+          const float* from = x_data + sample * channels * positions + position;
+          for (Int c = 0; c < channels; ++c) std::memcpy(panel.data() + c * lanes, from + c * positions, valid * sizeof(float));
+          for_row_tiles(width, [&](Int o, auto tall) {
+            const float* a[tall];
+            for (int r = 0; r < tall; ++r) a[r] = kernels + (o + r) * layer.cell_in;
+            float* target = y_data + (sample * out + channel + o) * positions + position;
+            tile_along_rows<tall, vectors>(a, steps.data(), layer.segments, layer.cell_in, panel.data(), lanes,
+                                           [&](int r, int v, Lanes sum) {
+                                             const Int whole = std::min<Int>(kLanes, valid - v * kLanes);
+                                             if (whole == kLanes)
+                                               store(target + r * positions + v * kLanes, sum);
+                                             else if (whole > 0)
+                                               std::memcpy(target + r * positions + v * kLanes, &sum, whole * sizeof(float));
+                                           });
+          });
+        });
+      });
+  return y;
+}
+
+}  // namespace kernelwarehouse

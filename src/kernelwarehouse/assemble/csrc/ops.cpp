@@ -1,0 +1,27 @@
+// Mixing cells and applying the mixtures in one go, on the CPU, in float32.
+//
+// No whole assembled kernel reaches memory: a block of output channels is mixed into a buffer that stays in cache and is
+// multiplied at once. Backward mixes the same blocks again.
+//
+// Names follow the Python side. A layer has `taps` kernel positions; its kernel is cut into out_groups x in_groups cells of
+// cell_out x cell_in numbers at every tap, so a sample's kernel consists of out_groups * segments mixtures, where segments =
+// taps * in_groups. Attentions come as [batch, out_groups, taps * in_groups, n]. Cell sizes are multiples of 8. For
+// kernels of several taps, activations are laid out as "rows": channels last and padded in space, so that output position p
+// reads, at tap t, the row places[p] + shifts[t], whatever stride, dilation and number of axes the layer has.
+
+#include <torch/library.h>
+
+#include "backward.h"
+#include "forward.h"
+
+TORCH_LIBRARY(kernelwarehouse, library) {
+  library.def(
+      "forward_taps(Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, Tensor places, "
+      "Tensor shifts, bool channels_last) -> Tensor",
+      &kernelwarehouse::forward_taps);
+  library.def("forward_pointwise(Tensor x, Tensor attention, Tensor cells) -> Tensor", &kernelwarehouse::forward_pointwise);
+  library.def(
+      "backward_taps(Tensor grad, Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, "
+      "Tensor places, Tensor shifts, bool wants_input) -> (Tensor, Tensor, Tensor)",
+      &kernelwarehouse::backward_taps);
+}

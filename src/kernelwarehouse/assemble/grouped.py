@@ -1,0 +1,84 @@
+"""Convolution with a group for every sample, a chunk of samples at a time.
+
+A convolution library is at its best where the output is large; the chunk keeps the assembled kernels small. A chunk of
+one sample is an ordinary convolution.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.plain import apply_kernels, assemble_kernels
+from kernelwarehouse.partition import Partition
+
+# Assembled numbers alive at once. Larger temporaries are mapped and page-faulted anew by the allocator on every call.
+_BLOCK = 2 << 20
+
+
+def _chunks(batch: int, partition: Partition) -> Iterator[slice]:
+    step = max(1, _BLOCK // (partition.mixtures * partition.cell_size))
+    for start in range(0, batch, step):
+        yield slice(start, min(start + step, batch))
+
+
+def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+    """The output of a layer without its bias."""
+    chunks = list(_chunks(x.shape[0], geometry.partition))
+    pieces = [
+        apply_kernels(x[chunk], assemble_kernels(attention[chunk], cells, geometry.partition), geometry)
+        for chunk in chunks
+    ]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def backward(
+    grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of input, attentions and cells; each chunk's kernels are assembled again."""
+    partition = geometry.partition
+    flat_cells = cells.reshape(cells.shape[0], -1)
+    grad_input = torch.empty_like(x) if wants_input else None
+    grad_attention, grad_cells = torch.empty_like(attention), torch.zeros_like(flat_cells)
+    for chunk in _chunks(x.shape[0], partition):
+        picked = attention[chunk]
+        kernels = assemble_kernels(picked, cells, partition)
+        grad_x, grad_kernels = _product_backward(grad[chunk], x[chunk], kernels, geometry, wants_input)
+        if grad_input is not None and grad_x is not None:
+            grad_input[chunk] = grad_x
+        grad_mixtures = _split(grad_kernels, partition)
+        grad_attention[chunk] = grad_mixtures @ flat_cells.t()
+        grad_cells.addmm_(picked.flatten(0, 1).t(), grad_mixtures.flatten(0, 1))
+    return grad_input, grad_attention, grad_cells.view(cells.shape)
+
+
+def _product_backward(
+    grad: Tensor, x: Tensor, kernels: Tensor, geometry: Geometry, wants_input: bool
+) -> tuple[Tensor | None, Tensor]:
+    if geometry.spatial_axes == 0:
+        return torch.bmm(grad, kernels) if wants_input else None, torch.bmm(grad.transpose(1, 2), x)
+    batch = x.shape[0]
+    grad_x, grad_kernels, _ = torch.ops.aten.convolution_backward(
+        grad.reshape(1, -1, *grad.shape[2:]),
+        x.reshape(1, -1, *x.shape[2:]),
+        kernels.flatten(0, 1),
+        None,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        False,
+        [0] * geometry.spatial_axes,
+        geometry.groups * batch,
+        [wants_input, True, False],
+    )
+    return grad_x.view(x.shape) if wants_input else None, grad_kernels.view(kernels.shape)
+
+
+def _split(kernels: Tensor, partition: Partition) -> Tensor:
+    """`[batch, out, in / groups, *k]` -> `[batch, m, cell size]`, the inverse of `Partition.join` for a batch."""
+    axes = len(partition.kernel_shape)
+    pairs = [size for pair in zip(partition.counts, partition.cell_shape, strict=True) for size in pair]
+    grid = kernels.reshape(kernels.shape[0], *pairs)
+    counts, inside = [*range(5, 2 * axes + 1, 2), 1, 3], list(range(2, 2 * axes + 1, 2))
+    return grid.permute(0, *counts, *inside).reshape(kernels.shape[0], partition.mixtures, -1)

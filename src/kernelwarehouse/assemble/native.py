@@ -1,0 +1,131 @@
+"""The compiled kernels of `csrc`: mixing and product in one go, on the CPU, in float32."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kernelwarehouse.assemble import matmul
+from kernelwarehouse.assemble.build import load_native
+from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.errors import StrategyError
+
+_LANES = 8
+
+
+@lru_cache(maxsize=1024)
+def _obstacle(geometry: Geometry) -> str | None:
+    cell = geometry.partition.cell_shape
+    if geometry.spatial_axes == 0:
+        return "it is a linear layer"
+    if geometry.groups != 1:
+        return f"it has {geometry.groups} groups"
+    if math.prod(cell[2:]) != 1:
+        return f"its cells are {'x'.join(map(str, cell[2:]))} positions wide"
+    if cell[0] % _LANES or cell[1] % _LANES:
+        return f"its cells of {cell[0]}x{cell[1]} channels are no multiples of {_LANES}"
+    return None
+
+
+def obstacle(x: Tensor, geometry: Geometry) -> str | None:
+    """Why the compiled kernels cannot evaluate a layer on this input, or nothing."""
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return f"the input is {x.dtype} on {x.device.type}; float32 on cpu is wanted"
+    if type(x) is not Tensor:
+        return f"the input is a {type(x).__name__}, not a plain tensor"
+    return _obstacle(geometry) or (None if load_native() else "the kernels could not be built, or are turned off")
+
+
+def require(x: Tensor, geometry: Geometry) -> None:
+    """Raise where the compiled kernels cannot evaluate a layer on this input."""
+    problem = obstacle(x, geometry)
+    if problem is not None:
+        raise StrategyError(f"the layer with kernel {geometry.partition.kernel_shape} cannot be native: {problem}")
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """How positions map to rows of the padded input, channels last (see `csrc/ops.cpp`)."""
+
+    targets: Tensor  # the row of every place of the input
+    padded: int  # rows in all
+    places: Tensor  # the row that each output position starts from
+    shifts: Tensor  # what each kernel position adds
+
+
+@lru_cache(maxsize=1024)
+def _rows(geometry: Geometry, space: tuple[int, ...]) -> _Rows:
+    padded = [size + 2 * pad for size, pad in zip(space, geometry.padding, strict=True)]
+    pitches = [math.prod(padded[axis + 1 :]) for axis in range(len(padded))]
+
+    def index(*axes: Tensor) -> Tensor:
+        grid = torch.meshgrid(*(axis * pitch for axis, pitch in zip(axes, pitches, strict=True)), indexing="ij")
+        return torch.stack(grid).sum(0).flatten()
+
+    with torch.inference_mode(False):
+        inside = [torch.arange(size) + pad for size, pad in zip(space, geometry.padding, strict=True)]
+        outside = [
+            torch.arange(size) * stride
+            for size, stride in zip(geometry.output_size(space), geometry.stride, strict=True)
+        ]
+        kernel = [
+            torch.arange(size) * dilation
+            for size, dilation in zip(geometry.kernel_size, geometry.dilation, strict=True)
+        ]
+        return _Rows(index(*inside), math.prod(padded), index(*outside), index(*kernel))
+
+
+def _attention_pairs(attention: Tensor, geometry: Geometry) -> Tensor:
+    """`[batch, m, n]` -> `[batch, out groups, positions * in groups, n]`."""
+    partition = geometry.partition
+    if partition.out_groups == 1 or partition.positions == 1:  # already in order
+        return attention.reshape(attention.shape[0], partition.out_groups, -1, attention.shape[2]).contiguous()
+    grid = attention.unflatten(1, (partition.positions, partition.out_groups, partition.in_groups))
+    return grid.transpose(1, 2).flatten(2, 3).contiguous()
+
+
+def _pointwise(geometry: Geometry) -> bool:
+    return math.prod(geometry.kernel_size) == 1 and not any(geometry.padding)
+
+
+def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+    """The output of a layer without its bias, channels last where the input is."""
+    out_size = geometry.output_size(tuple(x.shape[2:]))
+    pairs, flat_cells = _attention_pairs(attention, geometry), cells.flatten(2).squeeze(2).contiguous()
+    last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+    if _pointwise(geometry) and not last:
+        seen = x[(slice(None), slice(None), *(slice(None, None, stride) for stride in geometry.stride))].contiguous()
+        out = torch.ops.kernelwarehouse.forward_pointwise(seen.flatten(2), pairs, flat_cells)
+        return out.unflatten(2, out_size)
+    rows = _rows(geometry, tuple(x.shape[2:]))
+    flat = x.movedim(1, -1).flatten(1, -2) if last else x.contiguous().flatten(2)
+    out = torch.ops.kernelwarehouse.forward_taps(
+        flat, pairs, flat_cells, rows.targets, rows.padded, rows.places, rows.shifts, last
+    )
+    return out.unflatten(1, out_size).movedim(-1, 1) if last else out.unflatten(2, out_size)
+
+
+def backward(
+    grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of input, attentions and cells; kernels are mixed again, block by block."""
+    if _pointwise(geometry):  # products of large matrices: what batched matmul is best at
+        return matmul.backward(grad, x, attention, cells, geometry, wants_input)
+    rows, pairs = _rows(geometry, tuple(x.shape[2:])), _attention_pairs(attention, geometry)
+    grad_x, grad_pairs, grad_cells = torch.ops.kernelwarehouse.backward_taps(
+        grad.contiguous().flatten(2),
+        x.contiguous().flatten(2),
+        pairs,
+        cells.flatten(2).squeeze(2).contiguous(),
+        rows.targets,
+        rows.padded,
+        rows.places,
+        rows.shifts,
+        wants_input,
+    )
+    partition = geometry.partition
+    grad_attention = grad_pairs.unflatten(2, (partition.positions, partition.in_groups)).transpose(1, 2)
+    grad_input = grad_x.view(x.shape) if wants_input else None
+    return grad_input, grad_attention.reshape(attention.shape), grad_cells.view(cells.shape)

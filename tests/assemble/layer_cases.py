@@ -1,0 +1,84 @@
+"""Random layers with inputs, and the comparison of a strategy with the plain definition."""
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernelwarehouse.assemble import Geometry, force
+from kernelwarehouse.assemble.dispatch import evaluate
+from kernelwarehouse.partition import Partition
+
+
+@dataclass(frozen=True)
+class Case:
+    geometry: Geometry
+    batch: int
+    cells: int
+    space: tuple[int, ...]
+    seed: int
+
+    def tensors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        partition = self.geometry.partition
+        shapes = (
+            (self.batch, self.geometry.in_channels, *self.space)
+            if self.geometry.spatial_axes
+            else (self.batch, *self.space, self.geometry.in_channels),
+            (self.batch, partition.mixtures, self.cells),
+            (self.cells, *partition.cell_shape),
+        )
+        x, attention, cells = (
+            torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes
+        )
+        return x, attention, cells
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, native: bool = False) -> Case:
+    """Layers of every kind; with `native`, those that the compiled kernels take."""
+    axes = draw(st.sampled_from([1, 2, 2, 2, 3]) if native else st.sampled_from([0, 1, 2, 2, 2, 3]))
+    cell_out = draw(st.sampled_from([8, 16, 24, 40] if native else [1, 2, 3]))
+    cell_in = draw(st.sampled_from([8, 16, 24] if native else [1, 2, 3]))
+    out_groups, in_groups = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    groups = 1 if native or axes == 0 else draw(st.sampled_from([1, 1, 2, 3]))
+    out = cell_out * out_groups * groups
+    kernel = [draw(st.integers(1, 3)) for _ in range(axes)]
+    whole = not native and draw(st.booleans())
+    partition = Partition((out, cell_in * in_groups, *kernel), (cell_out, cell_in, *(kernel if whole else [1] * axes)))
+    stride = tuple(draw(st.integers(1, 3)) for _ in range(axes))
+    dilation = tuple(draw(st.integers(1, 2)) for _ in range(axes))
+    padding = tuple(draw(st.integers(0, 2)) for _ in range(axes))
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    space = tuple(draw(st.integers(max(1, r - 2 * p), r + 4)) for r, p in zip(reach, padding, strict=True))
+    if axes == 0:
+        space = (draw(st.integers(1, 5)),)
+    geometry = Geometry(partition, stride, padding, dilation, groups)
+    return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
+
+
+def gradients(
+    way: str, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Output and the gradients of a fixed random function of it."""
+    leaves = [tensor.detach().requires_grad_() for tensor in (x, attention, cells)]
+    with force(way):
+        out = evaluate(*leaves, geometry)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+    return out.detach(), torch.autograd.grad(out, leaves, weight)
+
+
+def assert_same(way: str, case: Case, dtype: torch.dtype, tolerance: float) -> None:
+    """A strategy agrees with the plain definition in float64, in output and in all gradients."""
+    x, attention, cells = case.tensors(dtype)
+    with torch.no_grad(), force(way):
+        inferred = evaluate(x, attention, cells, case.geometry)
+    out, grads = gradients(way, x, attention, cells, case.geometry)
+    exact_out, exact_grads = gradients("plain", x.double(), attention.double(), cells.double(), case.geometry)
+    torch.testing.assert_close(inferred, out, rtol=0, atol=0)
+    for got, exact in zip((out, *grads), (exact_out, *exact_grads), strict=True):
+        assert got.shape == exact.shape
+        assert got.dtype == dtype
+        scale = exact.abs().max().item() or 1.0
+        assert (got.double() - exact).abs().max().item() <= tolerance * scale

@@ -1,0 +1,28 @@
+"""Every strategy computes what the plain definition computes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from layer_cases import Case, assert_same, cases
+
+PURE = ["grouped", "matmul"]
+
+
+@pytest.mark.parametrize("way", PURE)
+@settings(max_examples=60, deadline=None)
+@given(case=cases())
+def test_float64(way: str, case: Case) -> None:
+    assert_same(way, case, torch.float64, 1e-10)
+
+
+@pytest.mark.parametrize("way", PURE)
+@settings(max_examples=25, deadline=None)
+@given(case=cases())
+def test_float32(way: str, case: Case) -> None:
+    assert_same(way, case, torch.float32, 1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(native=True))
+def test_native(case: Case) -> None:
+    assert_same("native", case, torch.float32, 1e-5)
