@@ -1,5 +1,6 @@
 """KernelWarehouse for PyTorch: dynamic convolution with warehouses of shared kernel cells."""
 
+from kernelwarehouse.checkpoint import load, save
 from kernelwarehouse.config import Override, WarehouseConfig
 from kernelwarehouse.convert import convert, plan_of
 from kernelwarehouse.errors import (
@@ -13,6 +14,7 @@ from kernelwarehouse.errors import (
 )
 from kernelwarehouse.plan import Plan
 from kernelwarehouse.planning import plan
+from kernelwarehouse.published import load_published
 from kernelwarehouse.temperature import TemperatureSchedule, get_temperature, set_temperature
 from kernelwarehouse.zoo import create_model
 
@@ -31,7 +33,10 @@ __all__ = [
     "convert",
     "create_model",
     "get_temperature",
+    "load",
+    "load_published",
     "plan",
     "plan_of",
+    "save",
     "set_temperature",
 ]

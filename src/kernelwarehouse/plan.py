@@ -268,7 +268,9 @@ def plan_table(plan: Plan) -> Table:
     ratio = f" ({after / before:.2f}x)" if before else ""
     table = Table(title=f"{plan!r}{ratio}", title_justify="left", expand=False)
     for heading in ("warehouse", "layers", "cell", "m", "n", "b", "cells", "attention"):
-        table.add_column(heading, justify="left" if heading in ("warehouse", "layers", "cell") else "right")
+        text = heading in ("warehouse", "layers", "cell")
+        # Only the layers' column gives way on a narrow terminal, and it folds: no name is ever cut.
+        table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "layers", overflow="fold")
     for warehouse in plan.warehouses:
         table.add_row(
             warehouse.name,

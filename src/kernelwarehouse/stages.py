@@ -99,9 +99,8 @@ def _cut(blocks: list[Block]) -> list[Stage]:
     else:
         lead = int(len(blocks) > 1 and is_stem(blocks[0].layers[0]))
     stages = [Stage("stem", blocks[:lead])]
-    rows: dict[
-        str, int
-    ] = {}  # composite blocks per parent: a parent with several is a stage of the network's own making
+    # A parent that lists several composite blocks is a stage of the network's own making.
+    rows: dict[str, int] = {}
     for block in blocks:
         rows[block.parent] = rows.get(block.parent, 0) + block.composite
     for block in blocks[lead:]:

@@ -10,22 +10,27 @@ from torch import nn
 
 from kernelwarehouse.convert import apply_plan, convert
 from kernelwarehouse.errors import ConfigError, UnknownPresetError
+from kernelwarehouse.peers import presets as peers
+from kernelwarehouse.peers.presets import PeerPreset
 from kernelwarehouse.plan import Plan
 from kernelwarehouse.planning import plan
-from kernelwarehouse.zoo import convnext, deit, mobilenetv2, resnet
+from kernelwarehouse.zoo import ablations, convnext, deit, mobilenetv2, resnet
 from kernelwarehouse.zoo.preset import Preset
 
 PRESETS: dict[str, Preset] = {
     preset.name: preset for preset in (*resnet.PRESETS, *mobilenetv2.PRESETS, *convnext.PRESETS, *deit.PRESETS)
 }
+PEERS: dict[str, PeerPreset] = {preset.name: preset for preset in peers.PRESETS}
+ABLATIONS: dict[str, Preset | PeerPreset] = {preset.name: preset for preset in ablations.PRESETS}
+EVERY_PRESET: dict[str, Preset | PeerPreset] = {**PRESETS, **PEERS, **ABLATIONS}
 _FEATURE_ARGUMENTS = ("features_only", "out_indices", "feature_cls")
 ARCHITECTURE = "_kernelwarehouse_architecture"
 
 
-def find_preset(name: str) -> Preset:
-    if name in PRESETS:
-        return PRESETS[name]
-    near = difflib.get_close_matches(name, PRESETS, n=3)
+def find_preset(name: str) -> Preset | PeerPreset:
+    if name in EVERY_PRESET:
+        return EVERY_PRESET[name]
+    near = difflib.get_close_matches(name, EVERY_PRESET, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(PRESETS)}"
     raise UnknownPresetError(f"there is no preset {name!r}; {hint}")
 
@@ -39,7 +44,9 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
         raise ConfigError(f"{name} has no weights to download; use load_published with a checkpoint of the authors")
     features = {key: kwargs[key] for key in _FEATURE_ARGUMENTS if key in kwargs}
     whole = {key: value for key, value in kwargs.items() if key not in features}
-    if features.get("features_only"):
+    if isinstance(preset, PeerPreset):
+        model = preset.method(timm.create_model(preset.backbone, **{**preset.arguments, **kwargs}))
+    elif features.get("features_only"):
         model = _feature_model(preset, whole, features)
     else:
         backbone = timm.create_model(preset.backbone, **whole)
@@ -69,7 +76,7 @@ def _common_name(name: str) -> str:
     return name.removeprefix("model.").replace("_", ".")
 
 
-def _register(preset: Preset) -> None:
+def _register(preset: Preset | PeerPreset) -> None:
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         for managed in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
             kwargs.pop(managed, None)
@@ -77,10 +84,20 @@ def _register(preset: Preset) -> None:
 
     entry.__name__ = preset.name
     entry.__module__ = __name__
-    entry.__doc__ = f"{preset.backbone} with warehouses, {preset.parameters:,} parameters."
+    entry.__doc__ = f"{preset.backbone} of {preset.parameters:,} parameters."
     register_model(entry)
 
 
-__all__: list[str] = ["PRESETS", "Preset", "create_model", "find_preset", "preset_plan"]
-for _preset in PRESETS.values():
+__all__: list[str] = [
+    "ABLATIONS",
+    "EVERY_PRESET",
+    "PEERS",
+    "PRESETS",
+    "PeerPreset",
+    "Preset",
+    "create_model",
+    "find_preset",
+    "preset_plan",
+]
+for _preset in EVERY_PRESET.values():
     _register(_preset)
