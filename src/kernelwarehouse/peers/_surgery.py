@@ -62,12 +62,9 @@ def convolutions(model: nn.Module, exclude: Iterable[str] = ()) -> list[LayerSpe
     return [layer for layer in found if layer.name not in excluded]
 
 
-def classifier(model: nn.Module) -> str:
-    """The name of the last linear layer."""
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not names:
-        raise ConvertError(f"{type(model).__name__} has no linear layer that could be its classifier")
-    return names[-1]
+def classifier(model: nn.Module) -> list[str]:
+    """The name of the last linear layer, if there is one (a backbone for features has none)."""
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1:]
 
 
 def replaced(model: nn.Module, new_modules: dict[str, Callable[[Any], nn.Module]]) -> nn.Module:

@@ -80,7 +80,7 @@ def convert(model: nn.Module, experts: int = 8, blocks: int = 3) -> nn.Module:
     chosen = residual_blocks(model)[-blocks:]
     layers = [name for block in chosen for name in block.convolutions]
     new: dict[str, Callable[[Any], nn.Module]] = dict.fromkeys(layers, partial(CondConv2d, experts=experts))
-    new[classifier(model)] = partial(CondLinear, experts=experts)
+    new |= dict.fromkeys(classifier(model), partial(CondLinear, experts=experts))
     converted = replaced(model, new)
     routed = {block.name: partial(RoutedBlock, in_channels=block.in_channels, experts=experts) for block in chosen}
     return replace_modules(converted, {name: make(converted.get_submodule(name)) for name, make in routed.items()})

@@ -100,5 +100,5 @@ def convert(model: nn.Module) -> nn.Module:
     for block in residual_blocks(model):
         pool = 2 if len(block.convolutions) == 2 else 1
         new |= dict.fromkeys(block.convolutions, partial(DCDConv2d, pool=pool))
-    new[classifier(model)] = DCDLinear
+    new |= dict.fromkeys(classifier(model), DCDLinear)
     return replaced(model, new)
