@@ -49,5 +49,9 @@ class StrategyError(KernelWarehouseError):
     """An evaluation strategy that does not exist, or that cannot do what is asked of it."""
 
 
+class MeasurementError(KernelWarehouseError):
+    """A measurement that could not be taken."""
+
+
 class KernelWarehouseWarning(UserWarning):
     """Something worth knowing that does not stop the work."""
