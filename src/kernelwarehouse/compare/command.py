@@ -1,0 +1,100 @@
+"""`kernelwarehouse compare`: networks side by side."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kernelwarehouse.compare.files import written_aside
+from kernelwarehouse.compare.measure import QUICK, STEPS_PER_NETWORK, Cost, Setting, backbone_of, measure
+from kernelwarehouse.compare.plot import plot
+from kernelwarehouse.compare.table import Row, as_csv, as_json, as_markdown, as_text, make_rows
+from kernelwarehouse.errors import UnknownPresetError
+from kernelwarehouse.zoo import PEERS, PRESETS, PeerPreset, Preset
+
+FORMATS = ("text", "markdown", "csv", "json")
+
+
+def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "compare",
+        help="measure networks side by side, with the paper's figures",
+        description="Parameters, MACs, time and memory of networks as parts of their static backbone, measured in one "
+        "run, with the paper's figures beside them.",
+    )
+    parser.add_argument("presets", nargs="*", metavar="PRESET", help="presets of this library, or timm models")
+    parser.add_argument("--backbone", action="append", default=[], help="all presets on a backbone, such as resnet18")
+    parser.add_argument("--quick", action="store_true", help="small images and batches: a look, not a measurement")
+    parser.add_argument("--image-size", type=int, help=f"default {Setting.image_size}")
+    parser.add_argument("--batch-size", type=int, help=f"default {Setting.batch_size}")
+    parser.add_argument("--rounds", type=int, help=f"how often each time is taken (default {Setting.rounds})")
+    parser.add_argument("--threads", type=int, help=f"default {Setting.threads}")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default %(default)s")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the table here and not to the terminal")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw accuracy and cost against parameters")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    setting = QUICK if arguments.quick else Setting()
+    given = {name: getattr(arguments, name) for name in ("image_size", "batch_size", "rounds", "threads")}
+    setting = replace(setting, **{name: value for name, value in given.items() if value is not None})
+    names = networks(arguments.presets, arguments.backbone)
+    rows = make_rows(_measure_all(names, setting))
+    text = _formatted(rows, setting, arguments.format)
+    if arguments.output:
+        with written_aside(arguments.output) as aside:
+            aside.write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+    if arguments.plot:
+        plot(rows, arguments.plot)
+    return 0
+
+
+def networks(presets: Sequence[str], backbones: Sequence[str] = ()) -> list[str]:
+    """The networks to measure: those named and those on the named backbones, each after its static backbone."""
+    wanted = list(presets)
+    presets_by_name: dict[str, Preset | PeerPreset] = {**PEERS, **PRESETS}
+    for backbone in backbones:
+        on_it = [name for name, preset in presets_by_name.items() if preset.backbone == backbone]
+        if not on_it:
+            known = sorted({preset.backbone for preset in presets_by_name.values()})
+            raise UnknownPresetError(f"no preset is built on {backbone!r}; there are presets on {', '.join(known)}")
+        wanted += on_it
+    if not wanted:
+        raise UnknownPresetError("nothing to compare; name presets, or a backbone with --backbone resnet18")
+    by_backbone: dict[str, dict[str, None]] = {}
+    for name in wanted:
+        by_backbone.setdefault(backbone_of(name), {backbone_of(name): None})[name] = None
+    return [name for group in by_backbone.values() for name in group]
+
+
+def _measure_all(names: Sequence[str], setting: Setting) -> list[Cost]:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    costs: list[Cost] = []
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(names) * STEPS_PER_NETWORK)
+        for name in names:
+            progress.update(task, description=name)
+            if not console.is_terminal:
+                console.print(f"measuring {name} ({len(costs) + 1} of {len(names)})", highlight=False)
+            costs.append(measure(name, setting, lambda what: progress.advance(task)))
+    return costs
+
+
+def _formatted(rows: Sequence[Row], setting: Setting, form: str) -> str:
+    match form:
+        case "markdown":
+            return as_markdown(rows, setting)
+        case "csv":
+            return as_csv(rows)
+        case "json":
+            return as_json(rows, setting)
+    found = Console()
+    return as_text(rows, setting, found.width if found.is_terminal else 140)
