@@ -59,6 +59,8 @@ def choose(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> C
         return Choice("matmul", "one kernel position: one batched product")
     if obstacle is None:
         return Choice("native", "compiled: mixes and multiplies in cache")
+    if math.prod(geometry.partition.cell_shape[2:]) > 1:
+        return Choice("grouped", "cells wider than one position: a product per position would copy all of them first")
     positions = math.prod(geometry.output_size(tuple(x.shape[2:])))
     if x.device.type == "cpu" and positions <= _FEW_POSITIONS and x.dtype in (torch.float32, torch.float64):
         return Choice("matmul", f"{positions} output positions, at most {_FEW_POSITIONS}; not native, as {obstacle}")
