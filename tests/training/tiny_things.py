@@ -21,6 +21,7 @@ def striped_arrays(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def layer_norm_network() -> nn.Module:
     """A small ConvNeXt with warehouses and LayerNorm everywhere: no sample sees another one."""
-    model = timm.create_model("convnext_tiny", dims=(8, 16, 16), depths=(1, 1, 1), num_classes=4)
+    arguments = {"dims": (8, 8, 16, 16), "depths": (1, 1, 1, 1), "output_stride": 8, "num_classes": 4}
+    model = timm.create_model("convnext_tiny", **arguments)
     config = kw.WarehouseConfig(norm="layer", exclude=("*.conv_dw",))
     return kw.convert(model, kw.plan(model, config))
