@@ -17,6 +17,7 @@ from kernelwarehouse.training.loading import (
     EvaluationImages,
     TrainingImages,
     evaluation_loader,
+    read_batches,
     training_loader,
 )
 from kernelwarehouse.training.recipe import Recipe, load_recipe
@@ -102,3 +103,13 @@ def test_images_of_different_sizes_cannot_be_stacked(tmp_path: Path) -> None:
     images = EvaluationImages(FileImages(paths, [0, 0]), lambda image: torch.zeros(3, *image.size))
     with pytest.raises(DataError, match=r"different sizes.*set the recipe's image_size"):
         list(evaluation_loader(images, 2, batch_size=2, workers=0, processes=Processes()))
+
+
+def test_error_in_a_worker_reads_as_if_it_were_here(files: FileImages) -> None:
+    images = EvaluationImages(files, evaluation_transform(8, 1.0, "bilinear"))
+    for workers in (0, 1):
+        loader = evaluation_loader(images, 6, batch_size=2, workers=workers, processes=Processes())
+        with pytest.raises(UnreadableImageError) as caught:
+            list(read_batches(loader))
+        assert str(caught.value).startswith(files.name(2))
+        assert "Traceback" not in str(caught.value)

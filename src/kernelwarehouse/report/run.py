@@ -7,8 +7,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from kernelwarehouse.data.images import DataSet
+from kernelwarehouse.errors import UnreadableImageError
 from kernelwarehouse.report.attention_maps import AttentionMap, attention_maps
 from kernelwarehouse.report.page import Chart, HeatMap, Page, Prediction, Section, Series, Table, write_page
 from kernelwarehouse.report.pictures import data_uri, signed_heat_map
@@ -50,8 +52,7 @@ def summarise_run(folder: RunFolder, data: DataSet) -> RunSummary:
     settings = folder.read_settings()
     metrics = read_metrics(folder.metrics_path)
     trained = open_trained(folder.path)
-    numbers = np.linspace(0, len(data.validation.labels) - 1, ATTENTION_IMAGES).round().astype(int).tolist()
-    images = [data.validation.load(number) for number in numbers]
+    images, truths = _some_images(data)
     shown = range(0, len(images), max(1, len(images) // SAMPLE_PREDICTIONS))[:SAMPLE_PREDICTIONS]
     guesses = trained.predict([images[i] for i in shown], top=3)
     return RunSummary(
@@ -60,12 +61,22 @@ def summarise_run(folder: RunFolder, data: DataSet) -> RunSummary:
         sum(parameter.numel() for parameter in trained.network.parameters()),
         [line for line in metrics if line["kind"] == "step"],
         [line for line in metrics if line["kind"] == "epoch"],
-        [
-            Prediction(data_uri(images[i]), data.classes[int(data.validation.labels[numbers[i]])], guess)
-            for i, guess in zip(shown, guesses, strict=True)
-        ],
+        [Prediction(data_uri(images[i]), truths[i], guess) for i, guess in zip(shown, guesses, strict=True)],
         attention_maps(trained.network, trained.prepare(images)),
     )
+
+
+def _some_images(data: DataSet) -> tuple[list[Image.Image], list[str]]:
+    """Validation images from all over the set, with their classes; unreadable ones are passed over."""
+    count = len(data.validation.labels)
+    images, truths = [], []
+    for number in sorted(set(np.linspace(0, count - 1, ATTENTION_IMAGES).round().astype(int).tolist())):
+        try:
+            images.append(data.validation.load(number))
+        except UnreadableImageError:
+            continue
+        truths.append(data.classes[int(data.validation.labels[number])])
+    return images, truths
 
 
 def write_run_report(folder: RunFolder, data: DataSet) -> Path:

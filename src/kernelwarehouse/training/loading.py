@@ -1,7 +1,7 @@
 """Images into batches, in worker processes."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from kernelwarehouse.data.batches import EvaluationShare, TrainingBatches
 from kernelwarehouse.data.images import Images
 from kernelwarehouse.data.seeds import derive_seed, seed_generators
-from kernelwarehouse.errors import DataError, UnreadableImageError
+from kernelwarehouse.errors import DataError, KernelWarehouseError, UnreadableImageError
 from kernelwarehouse.training.augment import Transform
 from kernelwarehouse.training.distributed import Processes
 
@@ -93,6 +93,17 @@ def collate(samples: Sequence[Sample]) -> Batch:
         torch.tensor([sample.target for sample in readable]),
         [problem for sample in samples for problem in sample.unreadable],
     )
+
+
+def read_batches(loader: "DataLoader[Sample]") -> Iterator[Batch]:
+    """The loader's batches. An error of ours in a worker comes as in this process, without the worker's traceback."""
+    try:
+        yield from loader
+    except KernelWarehouseError as error:
+        last_line = str(error).strip().splitlines()[-1]
+        if "Original Traceback" not in str(error):
+            raise
+        raise type(error)(last_line.partition(": ")[2]) from error
 
 
 def default_workers(processes: Processes) -> int:

@@ -14,7 +14,13 @@ from kernelwarehouse.errors import DataError
 from kernelwarehouse.training.augment import evaluation_transform
 from kernelwarehouse.training.distributed import Processes
 from kernelwarehouse.training.evaluate import Evaluation, evaluate
-from kernelwarehouse.training.loading import EvaluationImages, Unreadable, default_workers, evaluation_loader
+from kernelwarehouse.training.loading import (
+    EvaluationImages,
+    Unreadable,
+    default_workers,
+    evaluation_loader,
+    read_batches,
+)
 from kernelwarehouse.training.run_folder import RunFolder
 
 
@@ -54,7 +60,7 @@ class TrainedNetwork:
         images = EvaluationImages(data.validation, transform, unreadable)
         workers = default_workers(processes) if workers is None else workers
         loader = evaluation_loader(images, len(data.validation.labels), batch_size, workers, processes)
-        return evaluate(self.network.to(processes.device), loader, processes)
+        return evaluate(self.network.to(processes.device), read_batches(loader), processes)
 
 
 def open_trained(path: str | Path) -> TrainedNetwork:

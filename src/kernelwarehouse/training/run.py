@@ -22,6 +22,7 @@ from kernelwarehouse.training.loading import (
     Unreadable,
     default_workers,
     evaluation_loader,
+    read_batches,
     training_loader,
 )
 from kernelwarehouse.training.metrics import MetricsLog
@@ -156,7 +157,7 @@ class Run:
         """Train, and yield `(kind, step, values)` after every few steps and after every epoch."""
         transform = training_transform(self.recipe, self.size)
         images = TrainingImages(self.train_images, transform, self.options.seed, self.options.unreadable)
-        parts = iter(training_loader(images, self.batches, self.workers, self.processes))
+        parts = read_batches(training_loader(images, self.batches, self.workers, self.processes))
         losses: list[Tensor] = []
         problems: list[str] = []
         clock = saved = time.monotonic()
@@ -181,7 +182,7 @@ class Run:
             clock = time.monotonic()
 
     def _account(self, losses: list[Tensor], problems: list[str]) -> float:
-        """The mean loss since the last report, over all processes; also adds to the epoch's. One not finite stops all."""
+        """The mean loss since the last report over all processes, also added to the epoch's. Stops if it is not finite."""
         values = self.processes.sum(torch.stack(losses).double()) / self.processes.world_size
         finite = values.isfinite()
         if not finite.all():
@@ -242,7 +243,7 @@ class Run:
         size = self.recipe.batch_size // self.processes.world_size // self.parts
         count = len(self.data.validation.labels)
         loader = evaluation_loader(images, count, size, self.workers, self.processes)
-        evaluation = evaluate(self.trainer.result, loader, self.processes, self.recipe.precision)
+        evaluation = evaluate(self.trainer.result, read_batches(loader), self.processes, self.recipe.precision)
         for problem in evaluation.unreadable:
             self._note_unreadable(problem)
         return evaluation
