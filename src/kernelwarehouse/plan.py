@@ -172,7 +172,7 @@ class Plan:
         known = ", ".join(warehouse.name for warehouse in self.warehouses)
         raise PlanError(f"the plan has no warehouse {name!r}; it has {known}")
 
-    def with_warehouse(self, name: str, **changes: Any) -> Self:
+    def with_warehouse(self, name: str, /, **changes: Any) -> Self:
         """The plan with other `budget`, `start`, `cell_shape`, `layers` or `name` for one warehouse."""
         known = {field.name for field in dataclasses.fields(PlannedWarehouse)}
         for change in changes:

@@ -50,11 +50,8 @@ def _chosen_static(discovery: Discovery, config: WarehouseConfig) -> dict[str, s
     excluded = Patterns(config.exclude, every_name).matches
     static = {label: "excluded" for label in labels if label in excluded}
     if config.groups:
-        patterns = [pattern for group in config.groups.values() for pattern in group]
-        for label in labels:
-            if label not in static and not any(matches(pattern, label) for pattern in patterns):
-                static[label] = "in no group"
-        return static
+        grouped = Patterns([pattern for group in config.groups.values() for pattern in group], labels).matches
+        return {label: "in no group" for label in labels if label not in grouped} | static
     first, last = discovery.layers[0], discovery.layers[-1]
     automatic = {}
     if config.static_stem and is_stem(first):

@@ -14,8 +14,9 @@ _ONE = 2**62
 class HasTemperature(nn.Module):
     """A module whose output depends on tau, from 1 (start of training) to 0 (trained).
 
-    Tau is stored as a 64-bit integer in units of 2^-62: integers are copied, not averaged, by every kind of weight
-    averaging, and `model.to(torch.bfloat16)` leaves them alone. Doubles above 0.002 are stored exactly.
+    Tau is stored as a 64-bit integer in units of 2^-62: weight averaging copies integers instead of averaging them
+    (timm's `ModelEmaV3`; torch's `AveragedModel` copies all buffers unless told otherwise), and
+    `model.to(torch.bfloat16)` leaves them alone. Doubles above 0.002 are stored exactly.
     """
 
     temperature: Tensor

@@ -1,0 +1,93 @@
+import dataclasses
+import json
+import math
+from fractions import Fraction
+
+import pytest
+
+import kernelwarehouse as kw
+
+FULL = kw.WarehouseConfig(
+    budget="1/2",
+    in_ratio=0.5,
+    out_ratio=Fraction(1, 4),
+    spatial_partition=False,
+    start="one_to_many",
+    reduction=1 / 32,
+    norm="layer",
+    attention="relu",
+    low_rank=1 / 16,
+    sharing="same_shape",
+    groups={"a": ["layer1.*", "layer2.0.conv1"], "b": ["layer3"]},
+    exclude=["conv1"],
+    static_stem=False,
+    static_classifier=False,
+    max_layers=None,
+    overrides=(kw.Override("b", budget=2), {"pattern": "layer1.*", "reduction": "1/8"}),
+)
+
+
+@pytest.mark.parametrize("config", [kw.WarehouseConfig(), FULL])
+def test_round_trip_through_json(config: kw.WarehouseConfig) -> None:
+    text = json.dumps(config.to_dict())
+    again = kw.WarehouseConfig.from_dict(json.loads(text))
+    assert again == config
+    assert hash(again) == hash(config)
+
+
+def test_texts_and_fractions_become_numbers() -> None:
+    assert FULL.budget == 0.5
+    assert FULL.out_ratio == 0.25
+    assert FULL.overrides[1].reduction == 0.125
+
+
+def test_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        kw.WarehouseConfig().budget = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("budget", math.nan),
+        ("budget", math.inf),
+        ("budget", 0),
+        ("budget", -1),
+        ("budget", "half"),
+        ("budget", "1/0"),
+        ("budget", True),
+        ("budget", None),
+        ("in_ratio", 1.5),
+        ("out_ratio", 0),
+        ("reduction", None),
+        ("reduction", -0.5),
+        ("low_rank", 2),
+        ("norm", "group"),
+        ("attention", "hard"),
+        ("start", "two_to_two"),
+        ("start", None),
+        ("sharing", "network"),
+        ("max_layers", 0),
+        ("exclude", "conv1"),
+        ("exclude", [""]),
+        ("groups", ["layer1"]),
+        ("groups", {"a": "layer1"}),
+        ("overrides", ["layer1"]),
+        ("overrides", [{"pattern": "layer1", "budgets": 1}]),
+        ("overrides", [{"pattern": ""}]),
+    ],
+)
+def test_nonsense_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(kw.ConfigError) as error:
+        kw.WarehouseConfig(**{field: value})
+    assert field.rstrip("s") in str(error.value)
+
+
+def test_override_names_its_pattern_in_errors() -> None:
+    with pytest.raises(kw.ConfigError, match="layer1.*budget is nan"):
+        kw.Override("layer1", budget=math.nan)
+
+
+def test_unknown_setting_is_refused() -> None:
+    with pytest.raises(kw.ConfigError, match="bugdet"):
+        kw.WarehouseConfig.from_dict({"bugdet": 1})
