@@ -13,6 +13,7 @@ from rich.table import Table
 from kernelwarehouse.config import AttentionFunction, Norm, Sharing, Start, WarehouseConfig
 from kernelwarehouse.errors import KernelWarehouseError, UnknownPresetError
 from kernelwarehouse.planning import plan
+from kernelwarehouse.training.commands import add_parsers as add_training_parsers
 from kernelwarehouse.zoo import PRESETS, preset_plan
 
 
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_plan(commands)
     _add_zoo(commands)
+    add_training_parsers(commands)
     chosen = parser.parse_args(arguments)
     try:
         return chosen.run(chosen)
