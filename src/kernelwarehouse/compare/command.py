@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kernelwarehouse.compare.files import written_aside
+from kernelwarehouse.compare.files import check_writable, written_aside
 from kernelwarehouse.compare.measure import QUICK, STEPS_PER_NETWORK, Cost, Setting, backbone_of, measure
-from kernelwarehouse.compare.plot import plot
+from kernelwarehouse.compare.plot import check_plot, plot
 from kernelwarehouse.compare.table import Row, as_csv, as_json, as_markdown, as_text, make_rows
 from kernelwarehouse.errors import UnknownPresetError
 from kernelwarehouse.zoo import PEERS, PRESETS, PeerPreset, Preset
@@ -43,6 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     setting = QUICK if arguments.quick else Setting()
     given = {name: getattr(arguments, name) for name in ("image_size", "batch_size", "rounds", "threads")}
     setting = replace(setting, **{name: value for name, value in given.items() if value is not None})
+    if arguments.output:
+        check_writable(arguments.output)
+    if arguments.plot:
+        check_plot(arguments.plot)
     names = networks(arguments.presets, arguments.backbone)
     rows = make_rows(_measure_all(names, setting))
     text = _formatted(rows, setting, arguments.format)

@@ -3,18 +3,27 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelwarehouse.compare.files import written_aside
+from kernelwarehouse.compare.files import check_writable, written_aside
 from kernelwarehouse.compare.table import Row
 from kernelwarehouse.errors import MeasurementError
 
 
-def plot(rows: Sequence[Row], path: Path) -> None:
+def check_plot(path: Path) -> None:
+    """Refuse what could not be drawn, before it is measured."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MeasurementError(
-            "a plot needs matplotlib; install it with: pip install 'kernelwarehouse[plots]'"
-        ) from None
+        hint = "pip install 'kernelwarehouse[plots]'"
+        raise MeasurementError(f"a plot needs matplotlib; install it with: {hint}") from None
+    formats = Figure().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in formats:
+        raise MeasurementError(f"plot {path} has no known format; its name must end in one of {', '.join(formats)}")
+    check_writable(path)
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    from matplotlib.figure import Figure  # an optional dependency
+
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     accuracy, cost = figure.subplots(1, 2)
     lengths = sorted({length for row in rows for length in row.paper_top1})
@@ -56,7 +65,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
     with written_aside(path) as aside:
-        figure.savefig(aside, dpi=150, format=path.suffix.removeprefix(".") or "png")
+        figure.savefig(aside, dpi=150, format=path.suffix.removeprefix("."))
 
 
 def short_name(row: Row) -> str:
