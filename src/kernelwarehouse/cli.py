@@ -10,11 +10,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from kernelwarehouse.compare import add_parsers as add_compare_parser
 from kernelwarehouse.config import AttentionFunction, Norm, Sharing, Start, WarehouseConfig
 from kernelwarehouse.errors import KernelWarehouseError, UnknownPresetError
 from kernelwarehouse.planning import plan
 from kernelwarehouse.training.commands import add_parsers as add_training_parsers
-from kernelwarehouse.zoo import PRESETS, preset_plan
+from kernelwarehouse.zoo import PEERS, PRESETS, preset_plan
+from kernelwarehouse.zoo.ablations import ablation_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_plan(commands)
     _add_zoo(commands)
     add_training_parsers(commands)
+    add_compare_parser(commands)
     chosen = parser.parse_args(arguments)
     try:
         return chosen.run(chosen)
@@ -88,10 +91,14 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _add_zoo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("zoo", help="list the presets with their parameters and the paper's")
+    parser.add_argument("--ablations", action="store_true", help="the paper's ablations instead, with its accuracies")
     parser.set_defaults(run=_zoo)
 
 
 def _zoo(arguments: argparse.Namespace) -> int:
+    if arguments.ablations:
+        console().print(ablation_table())
+        return 0
     table = Table(title="Presets (1000 classes)", title_justify="left")
     for heading in ("preset", "backbone", "warehouses", "parameters", "paper", "note"):
         number = heading in ("warehouses", "parameters", "paper")
@@ -100,6 +107,9 @@ def _zoo(arguments: argparse.Namespace) -> int:
         made = preset_plan(preset)
         count = f"{made.parameters_after:,}"
         table.add_row(preset.name, preset.backbone, str(len(made.warehouses)), count, preset.paper or "-", preset.note)
+    table.add_section()
+    for peer in PEERS.values():
+        table.add_row(peer.name, peer.backbone, "-", f"{peer.parameters:,}", peer.paper or "-", peer.note)
     console().print(table)
     return 0
 

@@ -4,6 +4,7 @@ import torch
 import kernelwarehouse as kw
 from kernelwarehouse import paper
 from kernelwarehouse.attention import Attention
+from kernelwarehouse.cli import main
 from kernelwarehouse.zoo import ABLATIONS, EVERY_PRESET, Preset, preset_plan
 from kernelwarehouse.zoo.ablations import ablations
 
@@ -91,3 +92,24 @@ def test_start_strategies_give_a_mixture_the_cells_of_their_name():
     model = kw.create_model("kw1x_resnet18_no_start", num_classes=2)
     kw.set_temperature(model, 1.0)
     assert kw.get_temperature(model) == 0
+
+
+def test_the_listing_puts_counts_and_accuracies_beside_the_papers(capsys):
+    assert main(["zoo", "--ablations"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    row = next(line for line in lines if "kw1x_resnet18_share_in_layer" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [
+        "kw1x_resnet18_share_in_layer",
+        "Within each layer",
+        "11,805,134",
+        "11.81M",
+        "74.34",
+        "+3.90",
+    ]
+
+
+def test_compared_networks_are_listed_with_the_zoo(capsys):
+    assert main(["zoo"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if "condconv8x_resnet18" in line)
+    assert "81,353,120" in row
+    assert "81.35M" in row

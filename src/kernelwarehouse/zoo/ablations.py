@@ -4,7 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from rich.table import Table
+
 from kernelwarehouse import paper
+from kernelwarehouse.peers import presets as peers
 from kernelwarehouse.peers.presets import CAF_PRESETS, PeerPreset
 from kernelwarehouse.zoo import resnet
 from kernelwarehouse.zoo.preset import Preset
@@ -84,3 +87,22 @@ def ablations() -> list[Ablation]:
             if row.setting == setting and (f"{preset}_").startswith(f"{paper.preset_name(row)}_"):
                 found.append(Ablation(preset, row))
     return found
+
+
+def ablation_table() -> Table:
+    """What `kernelwarehouse zoo --ablations` shows: our counts beside the paper's, and the accuracies it reports."""
+    counts = {preset.name: preset.parameters for preset in (*resnet.PRESETS, *peers.PRESETS, *PRESETS)}
+    table = Table(title="The paper's ablations (ImageNet, 300 epochs)", title_justify="left")
+    for heading in ("preset", "setting in the paper", "parameters", "paper", "top-1 of the paper", "gain"):
+        words = heading in ("preset", "setting in the paper")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=heading == "preset")
+    label = None
+    for ablation in ablations():
+        row, metrics = ablation.published, ablation.published.metrics
+        if row.table != label:
+            label = row.table
+            table.add_section()
+        printed = f"{metrics['params_millions']:.2f}M"
+        accuracy, gain = f"{metrics['top1']:.2f}", f"+{metrics['top1_gain']:.2f}"
+        table.add_row(ablation.preset, row.setting, f"{counts[ablation.preset]:,}", printed, accuracy, gain)
+    return table
