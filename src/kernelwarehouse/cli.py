@@ -15,7 +15,7 @@ from kernelwarehouse.config import AttentionFunction, Norm, Sharing, Start, Ware
 from kernelwarehouse.errors import KernelWarehouseError, UnknownPresetError
 from kernelwarehouse.planning import plan
 from kernelwarehouse.training.commands import add_parsers as add_training_parsers
-from kernelwarehouse.zoo import PEERS, PRESETS, preset_plan
+from kernelwarehouse.zoo import EVERY_PRESET, PEERS, PRESETS, Preset, preset_plan
 from kernelwarehouse.zoo.ablations import ablation_table
 
 
@@ -61,8 +61,9 @@ def _add_choice(parser: argparse.ArgumentParser, option: str, kind: object) -> N
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    if arguments.model in PRESETS:
-        made = preset_plan(PRESETS[arguments.model])
+    preset = EVERY_PRESET.get(arguments.model)
+    if isinstance(preset, Preset):
+        made = preset_plan(preset)
     else:
         config = WarehouseConfig(
             budget=arguments.budget,

@@ -88,6 +88,15 @@ def test_backbones_for_features(name):
     assert [shape[2] for shape in shapes] == [8, 2]
 
 
+@pytest.mark.parametrize("name", ["kwod4x_mobilenetv2_100", "dy4x_mobilenetv2_050", "cbam_resnet18"])
+def test_saved_networks_come_back(name, tmp_path):
+    model = kw.create_model(name, num_classes=2).eval()
+    kw.save(model, tmp_path)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(kw.load(tmp_path)(x), model(x))
+
+
 def test_norms_start_at_one():
     model = kw.create_model("cgc_resnet18", num_classes=2)
     assert all((m.weight == 1).all() for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d))

@@ -34,6 +34,10 @@ def test_odd_kernels_are_refused():
         WeightNetConv2d(nn.Conv2d(3, 8, 3))
 
 
+def test_an_empty_batch():
+    assert WeightNetConv2d(nn.Conv2d(16, 8, 3))(torch.randn(0, 16, 5, 5)).shape == (0, 8, 3, 3)
+
+
 def test_gradients_reach_everything():
     layer = WeightNetConv2d(nn.Conv2d(16, 16, 3, bias=False))
     layer(torch.randn(2, 16, 5, 5)).square().sum().backward()

@@ -108,6 +108,11 @@ def test_the_listing_puts_counts_and_accuracies_beside_the_papers(capsys):
     ]
 
 
+def test_ablations_can_be_planned_by_name(capsys):
+    assert main(["plan", "kw1x_resnet18_no_sharing"]) == 0
+    assert "11,783,114" in capsys.readouterr().out
+
+
 def test_compared_networks_are_listed_with_the_zoo(capsys):
     assert main(["zoo"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "condconv8x_resnet18" in line)

@@ -30,7 +30,7 @@ class WeightNetConv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scales = self.scales(self.reduce(pooled(x))).sigmoid()
-        halves = self.weight.view(self.geometry.out_channels, 2, -1) * scales.view(x.shape[0], -1, 2, 1)
+        halves = self.weight.view(self.geometry.out_channels, 2, -1) * scales.unflatten(1, (-1, 2))[..., None]
         out = apply_kernels(x, halves.view(x.shape[0], *self.weight.shape), self.geometry)
         return with_bias(out, self.bias)
 
