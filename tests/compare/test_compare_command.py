@@ -41,15 +41,19 @@ def test_nothing_to_compare():
 def test_files_are_checked_before_anything_is_measured(tmp_path, capsys):
     with pytest.raises(MeasurementError, match="cannot be written"):
         run("kw4x_resnet50", "--output", str(tmp_path / "missing" / "costs.txt"))
+    with pytest.raises(MeasurementError, match="no known form"):
+        run("kw4x_resnet50", "--output", str(tmp_path / "costs.xls"))
     with pytest.raises(MeasurementError, match="no known format"):
         run("kw4x_resnet50", "--plot", str(tmp_path / "costs.doc"))
     assert "measuring" not in capsys.readouterr().err
 
 
 def test_the_whole_command(tmp_path, capsys):
-    table, picture = tmp_path / "costs.json", tmp_path / "costs.png"
-    arguments = ["--quick", "--rounds", "1", "--image-size", "32", "--batch-size", "2", "--format", "json"]
-    status = run("kw1x_mobilenetv2_050", *arguments, "--output", str(table), "--plot", str(picture))
+    table, markdown, picture = (tmp_path / f"costs.{suffix}" for suffix in ("json", "md", "png"))
+    arguments = ["--quick", "--rounds", "1", "--image-size", "32", "--batch-size", "2", "--format", "csv"]
+    status = run(
+        "kw1x_mobilenetv2_050", *arguments, "--output", str(table), "--output", str(markdown), "--plot", str(picture)
+    )
     assert status == 0
     content = json.loads(table.read_text())
     assert [network["name"] for network in content["networks"]] == ["mobilenetv2_050", "kw1x_mobilenetv2_050"]
@@ -63,5 +67,6 @@ def test_the_whole_command(tmp_path, capsys):
     assert min(warehouse[f"{what}_ratio"] for what in ("single", "batch", "training", "memory")) > 0
     assert picture.stat().st_size > 1000
     captured = capsys.readouterr()
-    assert captured.out == ""
+    assert captured.out.startswith("name,backbone,parameters,")
+    assert markdown.read_text().count("\n| ") == 2
     assert "measuring kw1x_mobilenetv2_050 (2 of 2)" in captured.err

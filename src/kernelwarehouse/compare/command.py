@@ -13,10 +13,11 @@ from kernelwarehouse.compare.files import check_writable, written_aside
 from kernelwarehouse.compare.measure import QUICK, STEPS_PER_NETWORK, Cost, Setting, backbone_of, measure
 from kernelwarehouse.compare.plot import check_plot, plot
 from kernelwarehouse.compare.table import Row, as_csv, as_json, as_markdown, as_text, make_rows
-from kernelwarehouse.errors import UnknownPresetError
+from kernelwarehouse.errors import MeasurementError, UnknownPresetError
 from kernelwarehouse.zoo import PEERS, PRESETS, PeerPreset, Preset
 
-FORMATS = ("text", "markdown", "csv", "json")
+FORMATS = {".txt": "text", ".md": "markdown", ".csv": "csv", ".json": "json"}
+"""The form of a file by its suffix."""
 
 
 def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -33,8 +34,15 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--batch-size", type=int, help=f"default {Setting.batch_size}")
     parser.add_argument("--rounds", type=int, help=f"how often each time is taken (default {Setting.rounds})")
     parser.add_argument("--threads", type=int, help=f"default {Setting.threads}")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default %(default)s")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the table here and not to the terminal")
+    parser.add_argument("--format", choices=FORMATS.values(), default="text", help="of what is printed (text)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help=f"also write the table to a file; its name ends in {', '.join(FORMATS)}; repeatable",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw accuracy and cost against parameters")
     parser.set_defaults(run=run)
 
@@ -43,18 +51,18 @@ def run(arguments: argparse.Namespace) -> int:
     setting = QUICK if arguments.quick else Setting()
     given = {name: getattr(arguments, name) for name in ("image_size", "batch_size", "rounds", "threads")}
     setting = replace(setting, **{name: value for name, value in given.items() if value is not None})
-    if arguments.output:
-        check_writable(arguments.output)
+    for path in arguments.output:
+        if path.suffix not in FORMATS:
+            raise MeasurementError(f"table {path} has no known form; its name must end in {', '.join(FORMATS)}")
+        check_writable(path)
     if arguments.plot:
         check_plot(arguments.plot)
     names = networks(arguments.presets, arguments.backbone)
     rows = make_rows(_measure_all(names, setting))
-    text = _formatted(rows, setting, arguments.format)
-    if arguments.output:
-        with written_aside(arguments.output) as aside:
-            aside.write_text(text, encoding="utf-8")
-    else:
-        sys.stdout.write(text)
+    sys.stdout.write(_formatted(rows, setting, arguments.format))
+    for path in arguments.output:
+        with written_aside(path) as aside:
+            aside.write_text(_formatted(rows, setting, FORMATS[path.suffix]), encoding="utf-8")
     if arguments.plot:
         plot(rows, arguments.plot)
     return 0
