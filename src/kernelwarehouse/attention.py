@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernelwarehouse.assemble.branch import fused_attention
 from kernelwarehouse.config import AttentionFunction, Norm, check_choice, check_positive
 from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.temperature import HasTemperature
@@ -139,7 +140,8 @@ class Attention(HasTemperature):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """`[batch, in_channels]` -> `[batch, mixtures, cells]`."""
-        return self.weights(self.logits(self.hidden(pooled)))
+        fused = fused_attention(self, pooled, NORMALISER_EPS)
+        return self.weights(self.logits(self.hidden(pooled))) if fused is None else fused
 
     def hidden(self, pooled: Tensor) -> Tensor:
         """The hidden vector, `[batch, hidden]`."""

@@ -18,6 +18,10 @@ STRATEGIES = ("plain", "grouped", "matmul", "native")
 # Output positions up to which products of small matrices beat a grouped convolution (measured on a CPU with AVX2).
 _FEW_POSITIONS = 400
 
+# Below these the compiled point-wise product has too little to do in a tile, or enough to do for few samples.
+_WIDE_CELL = 16
+_SMALL_BATCH = 4
+
 _forced: ContextVar[str | None] = ContextVar("kernelwarehouse_forced_strategy", default=None)
 
 
@@ -41,13 +45,18 @@ def force(strategy: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+def forced() -> str | None:
+    """The strategy that a `with force(...)` around the caller asks for."""
+    return _forced.get()
+
+
 def choose(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Choice:
     """How to evaluate a layer on these tensors."""
-    forced = _forced.get()
-    if forced is not None:
-        if forced == "native":
+    wanted = forced()
+    if wanted is not None:
+        if wanted == "native":
             native.require(x, geometry)
-        return Choice(forced, "forced")
+        return Choice(wanted, "forced")
     if torch.compiler.is_compiling():
         return Choice("plain", "traced: a compiler should see the definition")
     if x.numel() == 0:
@@ -55,13 +64,21 @@ def choose(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> C
     if geometry.groups > 1 and geometry.partition.kernel_shape[1] == 1:
         return Choice("plain", "depth-wise: the kernels are small enough to keep")
     obstacle = native.obstacle(x, geometry)
+    positions = math.prod(geometry.output_size(tuple(x.shape[2:])))
     if math.prod(geometry.kernel_size) == 1:
-        return Choice("matmul", "one kernel position: one batched product")
+        return _choose_pointwise(x.shape[0], positions, geometry, obstacle)
     if obstacle is None:
         return Choice("native", "compiled: mixes and multiplies in cache")
-    if math.prod(geometry.partition.cell_shape[2:]) > 1:
-        return Choice("grouped", "cells wider than one position: a product per position would copy all of them first")
-    positions = math.prod(geometry.output_size(tuple(x.shape[2:])))
     if x.device.type == "cpu" and positions <= _FEW_POSITIONS and x.dtype in (torch.float32, torch.float64):
         return Choice("matmul", f"{positions} output positions, at most {_FEW_POSITIONS}; not native, as {obstacle}")
     return Choice("grouped", f"{positions} output positions; not native, as {obstacle}")
+
+
+def _choose_pointwise(batch: int, positions: int, geometry: Geometry, obstacle: str | None) -> Choice:
+    if obstacle is not None:
+        return Choice("matmul", f"one kernel position; not native, as {obstacle}")
+    if geometry.partition.cell_shape[0] < _WIDE_CELL:
+        return Choice("matmul", f"one kernel position, cells narrower than {_WIDE_CELL} output channels")
+    if positions > _FEW_POSITIONS and batch >= _SMALL_BATCH:
+        return Choice("matmul", f"one kernel position, {positions} output positions: large products")
+    return Choice("native", "compiled: mixes and multiplies in cache")

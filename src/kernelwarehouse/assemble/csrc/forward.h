@@ -9,11 +9,13 @@ namespace kernelwarehouse {
 // rows for the mixing to be efficient, few enough for the kernels to stay in cache.
 struct Blocking {
   Int width, blocks, together, runs, run;
+  Int pitch;  // from the kernels of one segment to the next
 
   Blocking(const Layer& layer, Int wanted_width, Int pairs) {
     width = std::min(layer.cell_out, wanted_width);
     blocks = (layer.cell_out + width - 1) / width;
-    together = std::min(pairs, std::max<Int>(1, kFarCache / (layer.segments * layer.cell_in * width)));
+    pitch = width * layer.cell_in + kWide;  // no power of two, as for rows
+    together = std::min(pairs, std::max<Int>(1, kBlock / (layer.segments * pitch)));
     // Pairs are split between tasks only where there are too few blocks for the threads.
     const Int threads = at::get_num_threads();
     runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
@@ -21,15 +23,15 @@ struct Blocking {
   }
 };
 
-// Calls multiply(pair, first channel of the block, channels, the pair's kernels [segments][channels][cell_in]) for every
-// pair in [0, pairs) and block, in parallel. `attention` is that of the first pair.
+// Calls multiply(pair, first channel of the block, channels, the pair's kernels, their pitch, scratch) for every pair in
+// [0, pairs) and block, in parallel. A segment's kernels are [channels][cell_in]. `attention` is that of the first pair.
 template <class Multiply>
 void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const float* attention, const float* cells,
                       const Multiply& multiply) {
   const Blocking blocking(layer, wanted_width, pairs);
   at::parallel_for(0, blocking.blocks * blocking.runs, 1, [&](Int begin, Int end) {
     std::vector<float> packed, scratch;
-    std::vector<float> kernels(blocking.together * layer.segments * blocking.width * layer.cell_in);
+    std::vector<float> kernels(blocking.together * layer.segments * blocking.pitch);
     for (Int task = begin; task < end; ++task) {
       const Int first = task / blocking.runs * blocking.width;
       const Int channels = std::min(blocking.width, layer.cell_out - first), columns = channels * layer.cell_in;
@@ -37,9 +39,9 @@ void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const flo
       for (Int pair = task % blocking.runs * blocking.run; pair < pair_end; pair += blocking.together) {
         const Int count = std::min(blocking.together, pair_end - pair);
         mix(layer, attention + pair * layer.segments * layer.n, count * layer.segments, cells, first * layer.cell_in,
-            columns, kernels.data(), columns, packed);
+            columns, kernels.data(), blocking.pitch, packed);
         for (Int i = 0; i < count; ++i)
-          multiply(pair + i, first, channels, kernels.data() + i * layer.segments * columns, scratch);
+          multiply(pair + i, first, channels, kernels.data() + i * layer.segments * blocking.pitch, blocking.pitch, scratch);
       }
     }
   });
@@ -88,12 +90,12 @@ inline Tensor forward_taps(const Tensor& x, const Tensor& attention, const Tenso
     const float* alpha = attention.const_data_ptr<float>() + start * layer.out_groups * layer.segments * layer.n;
     for_mixed_blocks(
         layer, samples * layer.out_groups, kWide, alpha, cells.const_data_ptr<float>(),
-        [&](Int pair, Int first, Int width, const float* kernels, std::vector<float>& turned) {
+        [&](Int pair, Int first, Int width, const float* kernels, Int kernel_pitch, std::vector<float>& turned) {
           const Int sample = start + pair / layer.out_groups;
           const Int channel = pair % layer.out_groups * layer.cell_out + first;
           turned.resize(layer.segments * layer.cell_in * width);
           for (Int segment = 0; segment < layer.segments; ++segment)
-            transpose(kernels + segment * width * layer.cell_in, layer.cell_in, width, layer.cell_in,
+            transpose(kernels + segment * kernel_pitch, layer.cell_in, width, layer.cell_in,
                       turned.data() + segment * width * layer.cell_in, width);
           const auto write = [&](Int position, Int tall, const float* sums) {
             if (channels_last) {
@@ -126,16 +128,20 @@ inline Tensor forward_pointwise(const Tensor& x, const Tensor& attention, const 
   float* y_data = y.mutable_data_ptr<float>();
   for_mixed_blocks(
       layer, layer.pairs(), 8 * kTall, attention.const_data_ptr<float>(), cells.const_data_ptr<float>(),
-      [&](Int pair, Int first, Int width, const float* kernels, std::vector<float>& panel) {
+      [&](Int pair, Int first, Int width, const float* kernels, Int kernel_pitch, std::vector<float>& panel) {
         const Int sample = pair / layer.out_groups, channel = pair % layer.out_groups * layer.cell_out + first;
         std::vector<Int> steps;
-        for (Int group = 0; group < layer.segments; ++group) steps.push_back(group * width * layer.cell_in);
+        for (Int group = 0; group < layer.segments; ++group) steps.push_back(group * kernel_pitch);
         panel.resize(channels * kWide);
         for_panels(round_up(positions, kLanes), [&](Int position, auto vectors) {
           constexpr Int lanes = vectors * kLanes;
           const Int valid = std::min<Int>(lanes, positions - position);
           const float* from = x_data + sample * channels * positions + position;
-          for (Int c = 0; c < channels; ++c) std::memcpy(panel.data() + c * lanes, from + c * positions, valid * sizeof(float));
+          for (Int c = 0; c < channels; ++c)
+            if (valid == lanes)
+              for (int v = 0; v < vectors; ++v) store(panel.data() + c * lanes + v * kLanes, load(from + c * positions + v * kLanes));
+            else
+              std::copy_n(from + c * positions, valid, panel.data() + c * lanes);
           for_row_tiles(width, [&](Int o, auto tall) {
             const float* a[tall];
             for (int r = 0; r < tall; ++r) a[r] = kernels + (o + r) * layer.cell_in;

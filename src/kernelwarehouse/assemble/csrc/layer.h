@@ -15,10 +15,12 @@ namespace kernelwarehouse {
 
 using at::Tensor;
 
-// Floats. The first is what stays in a usual second-level cache next to other data, the second what stays in a third
-// level, and below what an allocator maps anew on every call.
+// Floats: what stays in a usual second-level cache next to other data, what stays in a share of the third level, and the
+// kernels that exist at a time. The last is a compromise: mixing wants many samples at a time, so that packing the cells
+// pays, but an allocator maps blocks of more than 32 MB anew on every call.
 constexpr Int kNearCache = 48 * 1024;
 constexpr Int kFarCache = 768 * 1024;
+constexpr Int kBlock = 2 * 1024 * 1024;
 
 struct Layer {
   Int batch, out_groups, segments, n;  // segments = taps * in_groups
@@ -38,10 +40,46 @@ struct Layer {
   Int pairs() const { return batch * out_groups; }  // (sample, output group): each has `segments` mixtures of its own
 };
 
-// Mixes the numbers [first, first + columns) of the cells: to[row][column] for `rows` attentions of n numbers. The cells
-// are packed piece by piece, so that a piece stays near while all rows use it.
+// Few rows: nothing is packed, the cells stream from memory once. to[row] += attention[row] x cells, K cells at a time,
+// so that a sum is loaded and stored once for K products.
+template <int K>
+inline void add_streamed(const float* attention, Int rows, Int n, const float* cells, Int pitch, Int columns, float* to,
+                         Int to_pitch) {
+  for_panels(columns, [&](Int column, auto vectors) {
+    Lanes numbers[K][vectors];
+    for (int k = 0; k < K; ++k)
+      for (int v = 0; v < vectors; ++v) numbers[k][v] = load(cells + k * pitch + column + v * kLanes);
+    for (Int row = 0; row < rows; ++row) {
+      const float* weights = attention + row * n;
+      float* target = to + row * to_pitch + column;
+      for (int v = 0; v < vectors; ++v) {
+        Lanes sum = load(target + v * kLanes);
+        for (int k = 0; k < K; ++k) sum += weights[k] * numbers[k][v];
+        store(target + v * kLanes, sum);
+      }
+    }
+  });
+}
+
+// Mixes the numbers [first, first + columns) of the cells: to[row][column] for `rows` attentions of n numbers.
 inline void mix(const Layer& layer, const float* attention, Int rows, const float* cells, Int first, Int columns, float* to,
                 Int to_pitch, std::vector<float>& packed) {
+  constexpr Int few = 12, stream = 1024, together = 4;
+  if (rows <= few) {
+    for (Int column = 0; column < columns; column += stream) {
+      const Int count = std::min(stream, columns - column);
+      const float* from = cells + first + column;
+      for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch + column, count, 0.0f);
+      Int j = 0;
+      for (; j + together <= layer.n; j += together)
+        add_streamed<together>(attention + j, rows, layer.n, from + j * layer.cell(), layer.cell(), count, to + column,
+                               to_pitch);
+      for (; j < layer.n; ++j)
+        add_streamed<1>(attention + j, rows, layer.n, from + j * layer.cell(), layer.cell(), count, to + column, to_pitch);
+    }
+    return;
+  }
+  // Many rows: the cells are packed piece by piece, so that a piece stays near while all rows use it.
   const Int piece = std::max<Int>(kWide, kFarCache / 4 / layer.n / kWide * kWide);
   packed.resize(layer.n * std::min(piece, columns));
   for (Int column = 0; column < columns; column += piece) {

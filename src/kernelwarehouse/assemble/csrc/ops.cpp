@@ -11,6 +11,7 @@
 
 #include <torch/library.h>
 
+#include "attention.h"
 #include "backward.h"
 #include "forward.h"
 
@@ -24,4 +25,8 @@ TORCH_LIBRARY(kernelwarehouse, library) {
       "backward_taps(Tensor grad, Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, "
       "Tensor places, Tensor shifts, bool wants_input) -> (Tensor, Tensor, Tensor)",
       &kernelwarehouse::backward_taps);
+  library.def(
+      "attention(Tensor pooled, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, Tensor variance, "
+      "float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, Tensor? beta, float tau, float epsilon) -> Tensor",
+      &kernelwarehouse::attention);
 }

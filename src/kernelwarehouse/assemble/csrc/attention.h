@@ -1,0 +1,77 @@
+// The attention branch in inference, from pooled inputs to the weights of the mixtures: a dozen tiny steps that cost
+// more to start than to do.
+#pragma once
+
+#include <ATen/ops/linear.h>
+
+#include <cmath>
+#include <optional>
+
+#include "layer.h"
+
+namespace kernelwarehouse {
+
+// Batch normalisation with running statistics and ReLU, in place.
+inline void normalise_and_rectify(Tensor& features, const Tensor& weight, const Tensor& bias, const Tensor& mean,
+                                  const Tensor& variance, double epsilon) {
+  const Int width = features.size(1);
+  const float *w = weight.const_data_ptr<float>(), *b = bias.const_data_ptr<float>();
+  const float *m = mean.const_data_ptr<float>(), *v = variance.const_data_ptr<float>();
+  float* data = features.mutable_data_ptr<float>();
+  std::vector<float> scale(width);
+  for (Int k = 0; k < width; ++k) scale[k] = w[k] / std::sqrt(v[k] + static_cast<float>(epsilon));
+  for (Int row = 0; row < features.size(0); ++row, data += width)
+    for (Int k = 0; k < width; ++k) {
+      const float value = (data[k] - m[k]) * scale[k] + b[k];
+      data[k] = value < 0 ? 0 : value;  // NaN stays NaN
+    }
+}
+
+// The hidden vector [batch, hidden] of pooled inputs [batch, channels].
+inline Tensor attention_hidden(const Tensor& pooled, const Tensor& fc1, const Tensor& norm_weight, const Tensor& norm_bias,
+                               const Tensor& mean, const Tensor& variance, double epsilon) {
+  Tensor hidden = at::linear(pooled, fc1);
+  normalise_and_rectify(hidden, norm_weight, norm_bias, mean, variance, epsilon);
+  return hidden;
+}
+
+// tau * beta + (1 - tau) * z / (sum |z| + epsilon), for logits [batch, mixtures, n + 1] -> [batch, mixtures, n].
+inline Tensor attention_weights(const Tensor& logits, const std::optional<Tensor>& beta, double tau, double epsilon) {
+  const Int rows = logits.size(0) * logits.size(1), mixtures = logits.size(1), n = logits.size(2) - 1;
+  Tensor weights = at::empty({logits.size(0), mixtures, n}, logits.options());
+  const float* z = logits.const_data_ptr<float>();
+  float* to = weights.mutable_data_ptr<float>();
+  const bool* start = beta.has_value() && tau != 0 ? beta->const_data_ptr<bool>() : nullptr;
+  at::parallel_for(0, rows, std::max<Int>(1, 16384 / (n + 1)), [&](Int begin, Int end) {
+    for (Int row = begin; row < end; ++row) {
+      const float* from = z + row * (n + 1);
+      Lanes partial = {};  // eight sums: faster, and closer to the true sum, than one
+      Int j = 0;
+      for (; j + kLanes <= n + 1; j += kLanes) {
+        const Lanes value = load(from + j);
+        partial += value < 0 ? -value : value;
+      }
+      float sum = 0;
+      for (; j <= n; ++j) sum += std::fabs(from[j]);
+      for (Int lane = 0; lane < kLanes; ++lane) sum += partial[lane];
+      const float scale = static_cast<float>((1 - tau) / (sum + epsilon));
+      for (j = 0; j < n; ++j) to[row * n + j] = from[j] * scale;
+      if (start != nullptr)
+        for (j = 0; j < n; ++j)
+          if (start[row % mixtures * n + j]) to[row * n + j] += static_cast<float>(tau);
+    }
+  });
+  return weights;
+}
+
+// Both, with the linear layer between them: pooled inputs -> [batch, mixtures, n].
+inline Tensor attention(const Tensor& pooled, const Tensor& fc1, const Tensor& norm_weight, const Tensor& norm_bias,
+                        const Tensor& mean, const Tensor& variance, double norm_epsilon, const Tensor& fc2,
+                        const Tensor& fc2_bias, Int mixtures, const std::optional<Tensor>& beta, double tau,
+                        double epsilon) {
+  const Tensor hidden = attention_hidden(pooled, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
+  const Tensor logits = at::linear(hidden, fc2, fc2_bias);
+  return attention_weights(logits.view({logits.size(0), mixtures, -1}), beta, tau, epsilon);
+}
+
+}  // namespace kernelwarehouse
