@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.rendezvous import rendezvous
 
 from kernelwarehouse.errors import TrainingError
 
@@ -58,11 +59,17 @@ def join_processes(device: str = "") -> Iterator[Processes]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes(device=chosen)
         return
-    distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    store, rank, world_size = next(rendezvous("env://"))
+    # torchrun may keep one store over its restarts. Without a prefix, a restarted process can read there the address of
+    # one that was killed, and fail to connect to it.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = distributed.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     try:
         yield Processes(
-            rank=distributed.get_rank(),
-            world_size=distributed.get_world_size(),
+            rank=rank,
+            world_size=world_size,
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             device=chosen,
         )

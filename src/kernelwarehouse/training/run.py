@@ -182,7 +182,7 @@ class Run:
             clock = time.monotonic()
 
     def _account(self, losses: list[Tensor], problems: list[str]) -> float:
-        """The mean loss since the last report over all processes, also added to the epoch. Stops if it is not finite."""
+        """The mean loss since the last report, over all processes; adds to the epoch's. Stops if it is not finite."""
         values = self.processes.sum(torch.stack(losses).double()) / self.processes.world_size
         finite = values.isfinite()
         if not finite.all():

@@ -1,0 +1,66 @@
+"""A short run for one process or many: `torchrun ... shared_run.py OUTPUT [STEP]`.
+
+With STEP, the second process kills itself there, the first time round.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from tiny_things import layer_norm_network, striped_arrays
+
+from kernelwarehouse.data import ArrayImages, DataSet
+from kernelwarehouse.training.distributed import join_processes
+from kernelwarehouse.training.progress import Display
+from kernelwarehouse.training.recipe import load_recipe
+from kernelwarehouse.training.run import Run, RunOptions
+from kernelwarehouse.training.run_folder import RunFolder
+
+# All that is random here belongs to single images, so it is the same however they are dealt.
+CHANGES = {
+    "epochs": 2,
+    "batch_size": 16,
+    "learning_rate": 0.05,
+    "warmup_epochs": 0.5,
+    "tau_epochs": 1.5,
+    "random_erasing": 0.3,
+    "auto_augment": "rand-m5",
+    "ema_decay": 0.9,
+    "clip_norm": 5.0,
+}
+
+
+def shared_run(output: Path, *, device_batch_size: int = 0, die_at: int | None = None) -> None:
+    train, validation = striped_arrays(64, 0), striped_arrays(25, 1)
+    names = ("rows", "columns", "down", "up")
+    data = DataSet("striped", names, ArrayImages(*train, "train"), ArrayImages(*validation, "validation"))
+    options = RunOptions(workers=0, report_every=1, checkpoint_seconds=0, device_batch_size=device_batch_size)
+    with join_processes("cpu") as processes:
+        # Processes start from different weights: the first one's must reach them all.
+        torch.manual_seed(processes.rank)
+        run = Run(
+            layer_norm_network(),
+            data,
+            load_recipe("small").with_overrides(CHANGES),
+            RunFolder(output),
+            settings={"image_size": 16},
+            options=options,
+            processes=processes,
+            display=Display(silent=True),
+        )
+        step = run.trainer.step
+
+        def step_or_die(parts: list) -> torch.Tensor:
+            first_time = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+            if first_time and processes.rank == 1 and run.trainer.steps_done == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(parts)
+
+        run.trainer.step = step_or_die
+        run.go()
+
+
+if __name__ == "__main__":
+    shared_run(Path(sys.argv[1]), device_batch_size=4, die_at=int(sys.argv[2]))
