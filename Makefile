@@ -4,7 +4,7 @@ PYTHON ?= python3
 READY := $(VENV)/.ready
 RUN := $(VENV)/bin/python
 
-.PHONY: setup demo test lint docs clean
+.PHONY: setup demo test lint browser docs clean
 
 setup: $(READY)
 
@@ -22,7 +22,12 @@ lint: $(READY)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-test: lint
+# Tests look at the training report in a real browser.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+		|| { echo "The tests need the browser chromium. On Debian: apt-get install chromium (as root)"; exit 1; }
+
+test: lint browser
 	$(VENV)/bin/pytest --numprocesses 2
 
 docs: $(READY)
