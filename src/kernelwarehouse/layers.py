@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernelwarehouse.assemble import Geometry, evaluate
+from kernelwarehouse.assemble.hidden import Prepared
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.build import build_attentions, build_warehouse, initialise, kaiming_normal
 from kernelwarehouse.config import WarehouseConfig
@@ -58,6 +59,7 @@ class WarehouseLayer(nn.Module):
                 f"{partition.mixtures} mixtures with a warehouse of {len(cells)} cells"
             )
         self.geometry = geometry
+        self.prepared: Prepared | None = None  # by prepare_inference
         self.warehouse = source.warehouse
         self.attention = source.attention
         out = geometry.out_channels
@@ -65,8 +67,20 @@ class WarehouseLayer(nn.Module):
 
     def _evaluate(self, x: Tensor, pooled: Tensor) -> Tensor:
         """`x` as `Geometry` wants it; `pooled` is the layer's input, averaged over positions."""
+        if self.prepared is not None:
+            out = self.prepared.evaluate(x, pooled, self.attention, self.geometry)
+            if out is not None:
+                return out
         cells = self.warehouse.cells
         return evaluate(x, self.attention(pooled).to(cells.dtype), cells, self.geometry)
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.prepared = None
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "prepared": None}  # copies and files carry no memory that can be made again
 
     def _mixing_repr(self) -> str:
         mixtures, cells = self.geometry.partition.mixtures, len(self.warehouse.cells)
@@ -132,7 +146,7 @@ class _Conv(WarehouseLayer):
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        if self.padding not in ((0,) * self.axes, "valid"):
+        if self.padding != (0,) * self.axes:
             text += f", padding={self.padding}"
         if self.dilation != (1,) * self.axes:
             text += f", dilation={self.dilation}"

@@ -14,37 +14,38 @@ if TYPE_CHECKING:  # attention.py calls this module
 
 def fused_attention(attention: "Attention", pooled: Tensor, epsilon: float) -> Tensor | None:
     """What `attention(pooled)` gives, or `None` where the compiled call does not apply."""
-    norm = attention.norm
-    if torch.is_grad_enabled() or norm.training or pooled.device.type != "cpu" or pooled.dtype != torch.float32:
+    if forced() not in (None, "native") or not _applies(attention, pooled):
         return None
-    shape = attention.shape
-    if (
-        shape.function != "caf"
-        or shape.low_rank is not None
-        or shape.own_cells_only
-        or type(norm) is not nn.BatchNorm1d
-    ):
-        return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or forced() not in (None, "native"):
-        return None
-    fc1, fc2 = attention.fc1, attention.fc2
-    plain_modules = type(pooled) is Tensor and type(fc1) is nn.Linear and type(fc2) is nn.Linear
-    if not plain_modules or fc1._forward_hooks or fc2._forward_hooks or norm._forward_hooks or not load_native():
-        return None
-    if fc1.weight.dtype != torch.float32 or norm.running_mean is None or pooled.shape[0] == 0:
-        return None
+    beta, tau = attention.beta, attention.get_temperature()
     return torch.ops.kernelwarehouse.attention(
-        pooled,
-        fc1.weight,
-        norm.weight,
-        norm.bias,
-        norm.running_mean,
-        norm.running_var,
-        norm.eps,
-        fc2.weight,
-        fc2.bias,
-        shape.mixtures,
-        attention.beta,
-        attention.get_temperature(),
-        epsilon,
+        *_parameters(attention, pooled), attention.shape.mixtures, beta, tau, epsilon
     )
+
+
+def fused_coefficients(attention: "Attention", pooled: Tensor, epsilon: float) -> tuple[Tensor, Tensor] | None:
+    """The hidden vector with a 1 at its end, and 1 / normaliser of every mixture; or `None`, as above."""
+    if not _applies(attention, pooled):
+        return None
+    parameters = _parameters(attention, pooled)
+    return torch.ops.kernelwarehouse.attention_coefficients(*parameters, attention.shape.mixtures, epsilon)
+
+
+def _applies(attention: "Attention", pooled: Tensor) -> bool:
+    norm, shape, fc1, fc2 = attention.norm, attention.shape, attention.fc1, attention.fc2
+    if torch.is_grad_enabled() or norm.training or pooled.device.type != "cpu" or pooled.dtype != torch.float32:
+        return False
+    if shape.function != "caf" or shape.low_rank is not None or shape.own_cells_only:
+        return False
+    if type(norm) is not nn.BatchNorm1d or type(fc1) is not nn.Linear or type(fc2) is not nn.Linear:
+        return False
+    if fc1._forward_hooks or fc2._forward_hooks or norm._forward_hooks:  # somebody wants to see the steps
+        return False
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or type(pooled) is not Tensor:
+        return False
+    return fc1.weight.dtype == torch.float32 and norm.running_mean is not None and len(pooled) > 0 and load_native()
+
+
+def _parameters(attention: "Attention", pooled: Tensor) -> tuple[object, ...]:
+    fc1, norm, fc2 = attention.fc1, attention.norm, attention.fc2
+    statistics = norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
+    return pooled, fc1.weight, *statistics, fc2.weight, fc2.bias

@@ -92,18 +92,28 @@ def _pointwise(geometry: Geometry) -> bool:
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias, channels last where the input is."""
+    return _product(x, "", (_attention_pairs(attention, geometry), cells.flatten(2).contiguous()), geometry)
+
+
+def forward_basis(x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, geometry: Geometry) -> Tensor:
+    """The same, mixed from bases (see `hidden.py`): `hidden` is `[batch, h + 1]`, `scale` is `[batch, m]`."""
+    pairs = _attention_pairs(scale.unsqueeze(2), geometry)
+    return _product(x, "_basis", (hidden, pairs, basis.flatten(4)), geometry)
+
+
+def _product(x: Tensor, source: str, mixing: tuple[Tensor, ...], geometry: Geometry) -> Tensor:
+    ops = torch.ops.kernelwarehouse
     out_size = geometry.output_size(tuple(x.shape[2:]))
-    pairs, flat_cells = _attention_pairs(attention, geometry), cells.flatten(2).squeeze(2).contiguous()
     last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
     if _pointwise(geometry) and not last:
-        seen = x[(slice(None), slice(None), *(slice(None, None, stride) for stride in geometry.stride))].contiguous()
-        out = torch.ops.kernelwarehouse.forward_pointwise(seen.flatten(2), pairs, flat_cells)
+        if max(geometry.stride) > 1:
+            x = x[(slice(None), slice(None), *(slice(None, None, stride) for stride in geometry.stride))]
+        out = getattr(ops, f"forward_pointwise{source}")(x.contiguous().flatten(2), *mixing)
         return out.unflatten(2, out_size)
     rows = _rows(geometry, tuple(x.shape[2:]))
     flat = x.movedim(1, -1).flatten(1, -2) if last else x.contiguous().flatten(2)
-    out = torch.ops.kernelwarehouse.forward_taps(
-        flat, pairs, flat_cells, rows.targets, rows.padded, rows.places, rows.shifts, last
-    )
+    tables = rows.targets, rows.padded, rows.places, rows.shifts
+    out = getattr(ops, f"forward_taps{source}")(flat, *mixing, *tables, last)
     return out.unflatten(1, out_size).movedim(-1, 1) if last else out.unflatten(2, out_size)
 
 
@@ -118,7 +128,7 @@ def backward(
         grad.contiguous().flatten(2),
         x.contiguous().flatten(2),
         pairs,
-        cells.flatten(2).squeeze(2).contiguous(),
+        cells.flatten(2).contiguous(),
         rows.targets,
         rows.padded,
         rows.places,

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <optional>
+#include <tuple>
 
 #include "layer.h"
 
@@ -35,6 +36,19 @@ inline Tensor attention_hidden(const Tensor& pooled, const Tensor& fc1, const Te
   return hidden;
 }
 
+inline float absolute_sum(const float* from, Int count) {
+  Lanes partial = {};  // eight sums: faster, and closer to the true sum, than one
+  Int j = 0;
+  for (; j + kLanes <= count; j += kLanes) {
+    const Lanes value = load(from + j);
+    partial += value < 0 ? -value : value;
+  }
+  float sum = 0;
+  for (; j < count; ++j) sum += std::fabs(from[j]);
+  for (Int lane = 0; lane < kLanes; ++lane) sum += partial[lane];
+  return sum;
+}
+
 // tau * beta + (1 - tau) * z / (sum |z| + epsilon), for logits [batch, mixtures, n + 1] -> [batch, mixtures, n].
 inline Tensor attention_weights(const Tensor& logits, const std::optional<Tensor>& beta, double tau, double epsilon) {
   const Int rows = logits.size(0) * logits.size(1), mixtures = logits.size(1), n = logits.size(2) - 1;
@@ -45,19 +59,11 @@ inline Tensor attention_weights(const Tensor& logits, const std::optional<Tensor
   at::parallel_for(0, rows, std::max<Int>(1, 16384 / (n + 1)), [&](Int begin, Int end) {
     for (Int row = begin; row < end; ++row) {
       const float* from = z + row * (n + 1);
-      Lanes partial = {};  // eight sums: faster, and closer to the true sum, than one
-      Int j = 0;
-      for (; j + kLanes <= n + 1; j += kLanes) {
-        const Lanes value = load(from + j);
-        partial += value < 0 ? -value : value;
-      }
-      float sum = 0;
-      for (; j <= n; ++j) sum += std::fabs(from[j]);
-      for (Int lane = 0; lane < kLanes; ++lane) sum += partial[lane];
+      const float sum = absolute_sum(from, n + 1);
       const float scale = static_cast<float>((1 - tau) / (sum + epsilon));
-      for (j = 0; j < n; ++j) to[row * n + j] = from[j] * scale;
+      for (Int j = 0; j < n; ++j) to[row * n + j] = from[j] * scale;
       if (start != nullptr)
-        for (j = 0; j < n; ++j)
+        for (Int j = 0; j < n; ++j)
           if (start[row % mixtures * n + j]) to[row * n + j] += static_cast<float>(tau);
     }
   });
@@ -72,6 +78,27 @@ inline Tensor attention(const Tensor& pooled, const Tensor& fc1, const Tensor& n
   const Tensor hidden = attention_hidden(pooled, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
   const Tensor logits = at::linear(hidden, fc2, fc2_bias);
   return attention_weights(logits.view({logits.size(0), mixtures, -1}), beta, tau, epsilon);
+}
+
+// For mixing through the hidden vector: (the hidden vector and a 1 [batch, hidden + 1], 1 / normaliser [batch, mixtures]).
+inline std::tuple<Tensor, Tensor> attention_coefficients(const Tensor& pooled, const Tensor& fc1, const Tensor& norm_weight,
+                                                         const Tensor& norm_bias, const Tensor& mean, const Tensor& variance,
+                                                         double norm_epsilon, const Tensor& fc2, const Tensor& fc2_bias,
+                                                         Int mixtures, double epsilon) {
+  const Tensor hidden = attention_hidden(pooled, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
+  const Tensor logits = at::linear(hidden, fc2, fc2_bias);
+  const Int batch = hidden.size(0), width = hidden.size(1), cells = logits.size(1) / mixtures;
+  Tensor extended = at::empty({batch, width + 1}, hidden.options());
+  Tensor scale = at::empty({batch, mixtures}, hidden.options());
+  float* to = extended.mutable_data_ptr<float>();
+  for (Int row = 0; row < batch; ++row) {
+    std::copy_n(hidden.const_data_ptr<float>() + row * width, width, to + row * (width + 1));
+    to[row * (width + 1) + width] = 1;
+  }
+  for (Int row = 0; row < batch * mixtures; ++row)
+    scale.mutable_data_ptr<float>()[row] =
+        static_cast<float>(1 / (absolute_sum(logits.const_data_ptr<float>() + row * cells, cells) + epsilon));
+  return {extended, scale};
 }
 
 }  // namespace kernelwarehouse

@@ -147,7 +147,7 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
                                                         const Tensor& cells, const Tensor& targets, Int padded_places,
                                                         const Tensor& places, const Tensor& shifts, bool wants_input) {
   const Int x_pitch = row_pitch(x.size(1));
-  Backward call{Layer(attention, cells),
+  Backward call{layer_of_cells(attention, cells),
                 x.size(1),
                 places.numel(),
                 padded_places,
@@ -192,7 +192,7 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
         at::parallel_for(0, (columns + kWide - 1) / kWide, 64, [&](Int begin, Int end) {
           std::vector<float> packed;
           const Int from = begin * kWide, count = std::min(end * kWide, columns) - from;
-          mix(layer, alpha, rows, call.cells, first * layer.cell_in + from, count, kernels.data() + from,
+          mix(alpha, rows, layer.n, call.cells + first * layer.cell_in + from, layer.cell(), count, kernels.data() + from,
               call.column_pitch(), packed);
         });
       at::parallel_for(0, samples, 1, [&](Int begin, Int end) {

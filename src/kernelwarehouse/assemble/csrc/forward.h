@@ -24,10 +24,9 @@ struct Blocking {
 };
 
 // Calls multiply(pair, first channel of the block, channels, the pair's kernels, their pitch, scratch) for every pair in
-// [0, pairs) and block, in parallel. A segment's kernels are [channels][cell_in]. `attention` is that of the first pair.
-template <class Multiply>
-void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const float* attention, const float* cells,
-                      const Multiply& multiply) {
+// [0, pairs) and block, in parallel. A segment's kernels are [channels][cell_in].
+template <class Mixer, class Multiply>
+void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mixer& mixer, const Multiply& multiply) {
   const Blocking blocking(layer, wanted_width, pairs);
   at::parallel_for(0, blocking.blocks * blocking.runs, 1, [&](Int begin, Int end) {
     std::vector<float> packed, scratch;
@@ -38,8 +37,7 @@ void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const flo
       const Int pair_end = std::min(pairs, (task % blocking.runs + 1) * blocking.run);
       for (Int pair = task % blocking.runs * blocking.run; pair < pair_end; pair += blocking.together) {
         const Int count = std::min(blocking.together, pair_end - pair);
-        mix(layer, attention + pair * layer.segments * layer.n, count * layer.segments, cells, first * layer.cell_in,
-            columns, kernels.data(), blocking.pitch, packed);
+        mixer(pair, count, first * layer.cell_in, columns, kernels.data(), blocking.pitch, packed);
         for (Int i = 0; i < count; ++i)
           multiply(pair + i, first, channels, kernels.data() + i * layer.segments * blocking.pitch, blocking.pitch, scratch);
       }
@@ -64,9 +62,10 @@ void multiply_rows(const Layer& layer, const float* rows, Int pitch, const Int* 
 
 // Any kernel: x [batch, in, places], or [batch, places, in] with channels_last, and the output likewise.
 // targets: the padded row of every place; places: the row that every output position starts from; shifts: of every tap.
-inline Tensor forward_taps(const Tensor& x, const Tensor& attention, const Tensor& cells, const Tensor& targets,
-                           Int padded_places, const Tensor& places, const Tensor& shifts, bool channels_last) {
-  const Layer layer(attention, cells);
+template <class Mixer>
+Tensor multiply_taps(const Mixer& mixer, const Tensor& x, const Tensor& targets, Int padded_places, const Tensor& places,
+                     const Tensor& shifts, bool channels_last) {
+  const Layer& layer = mixer.layer;
   const Int channels = x.size(channels_last ? 2 : 1), positions = places.numel(), out = layer.out_channels();
   const Int pitch = row_pitch(channels), sample_rows = padded_places * pitch;
   const auto steps = segment_steps(shifts, pitch, layer);
@@ -87,9 +86,8 @@ inline Tensor forward_taps(const Tensor& x, const Tensor& attention, const Tenso
         sample_to_rows(x_data + (start + b) * x.stride(0), channels_last, channels, targets.const_data_ptr<Int>(),
                        targets.numel(), rows.data() + b * sample_rows, pitch, turned);
     });
-    const float* alpha = attention.const_data_ptr<float>() + start * layer.out_groups * layer.segments * layer.n;
     for_mixed_blocks(
-        layer, samples * layer.out_groups, kWide, alpha, cells.const_data_ptr<float>(),
+        layer, samples * layer.out_groups, kWide, mixer.from_sample(start),
         [&](Int pair, Int first, Int width, const float* kernels, Int kernel_pitch, std::vector<float>& turned) {
           const Int sample = start + pair / layer.out_groups;
           const Int channel = pair % layer.out_groups * layer.cell_out + first;
@@ -120,14 +118,15 @@ inline Tensor forward_taps(const Tensor& x, const Tensor& attention, const Tenso
 
 // A kernel of one position: x [batch, in, positions] -> [batch, out, positions], with positions along the vectors, so that
 // neither kernels nor activations are turned around.
-inline Tensor forward_pointwise(const Tensor& x, const Tensor& attention, const Tensor& cells) {
-  const Layer layer(attention, cells);
+template <class Mixer>
+Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
+  const Layer& layer = mixer.layer;
   const Int channels = x.size(1), positions = x.size(2), out = layer.out_channels();
   Tensor y = at::empty({layer.batch, out, positions}, x.options());
   const float* x_data = x.const_data_ptr<float>();
   float* y_data = y.mutable_data_ptr<float>();
   for_mixed_blocks(
-      layer, layer.pairs(), 8 * kTall, attention.const_data_ptr<float>(), cells.const_data_ptr<float>(),
+      layer, layer.pairs(), 8 * kTall, mixer,
       [&](Int pair, Int first, Int width, const float* kernels, Int kernel_pitch, std::vector<float>& panel) {
         const Int sample = pair / layer.out_groups, channel = pair % layer.out_groups * layer.cell_out + first;
         std::vector<Int> steps;
@@ -158,6 +157,32 @@ inline Tensor forward_pointwise(const Tensor& x, const Tensor& attention, const 
         });
       });
   return y;
+}
+
+inline Tensor forward_taps(const Tensor& x, const Tensor& attention, const Tensor& cells, const Tensor& targets,
+                           Int padded_places, const Tensor& places, const Tensor& shifts, bool channels_last) {
+  const Layer layer = layer_of_cells(attention, cells);
+  const CellMixer mixer{layer, attention.const_data_ptr<float>(), cells.const_data_ptr<float>()};
+  return multiply_taps(mixer, x, targets, padded_places, places, shifts, channels_last);
+}
+
+inline Tensor forward_pointwise(const Tensor& x, const Tensor& attention, const Tensor& cells) {
+  const Layer layer = layer_of_cells(attention, cells);
+  return multiply_pointwise(CellMixer{layer, attention.const_data_ptr<float>(), cells.const_data_ptr<float>()}, x);
+}
+
+inline Tensor forward_taps_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis,
+                                 const Tensor& targets, Int padded_places, const Tensor& places, const Tensor& shifts,
+                                 bool channels_last) {
+  const Layer layer = layer_of_basis(hidden, basis);
+  const BasisMixer mixer{layer, hidden.const_data_ptr<float>(), scale.const_data_ptr<float>(), basis.const_data_ptr<float>()};
+  return multiply_taps(mixer, x, targets, padded_places, places, shifts, channels_last);
+}
+
+inline Tensor forward_pointwise_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis) {
+  const Layer layer = layer_of_basis(hidden, basis);
+  const BasisMixer mixer{layer, hidden.const_data_ptr<float>(), scale.const_data_ptr<float>(), basis.const_data_ptr<float>()};
+  return multiply_pointwise(mixer, x);
 }
 
 }  // namespace kernelwarehouse

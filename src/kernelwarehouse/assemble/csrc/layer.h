@@ -23,70 +23,156 @@ constexpr Int kFarCache = 768 * 1024;
 constexpr Int kBlock = 2 * 1024 * 1024;
 
 struct Layer {
-  Int batch, out_groups, segments, n;  // segments = taps * in_groups
+  Int batch, out_groups, segments, n;  // segments = taps * in_groups; n cells, or units of the hidden vector
   Int cell_out, cell_in;
-
-  // attention [batch, out_groups, segments, n], cells [n, cell_out, cell_in]
-  Layer(const Tensor& attention, const Tensor& cells)
-      : batch(attention.size(0)),
-        out_groups(attention.size(1)),
-        segments(attention.size(2)),
-        n(attention.size(3)),
-        cell_out(cells.size(1)),
-        cell_in(cells.size(2)) {}
 
   Int cell() const { return cell_out * cell_in; }
   Int out_channels() const { return out_groups * cell_out; }
   Int pairs() const { return batch * out_groups; }  // (sample, output group): each has `segments` mixtures of its own
 };
 
-// Few rows: nothing is packed, the cells stream from memory once. to[row] += attention[row] x cells, K cells at a time,
-// so that a sum is loaded and stored once for K products.
+// Few rows: nothing is packed, the kernels stream from memory once. to[row] += sum over K of weights[row][k] * lines[k], so
+// that a sum is loaded and stored once for K products.
 template <int K>
-inline void add_streamed(const float* attention, Int rows, Int n, const float* cells, Int pitch, Int columns, float* to,
+inline void add_streamed(const float* weights, Int weights_pitch, Int rows, const float* const* lines, Int columns, float* to,
                          Int to_pitch) {
   for_panels(columns, [&](Int column, auto vectors) {
     Lanes numbers[K][vectors];
     for (int k = 0; k < K; ++k)
-      for (int v = 0; v < vectors; ++v) numbers[k][v] = load(cells + k * pitch + column + v * kLanes);
+      for (int v = 0; v < vectors; ++v) numbers[k][v] = load(lines[k] + column + v * kLanes);
     for (Int row = 0; row < rows; ++row) {
-      const float* weights = attention + row * n;
+      const float* weight = weights + row * weights_pitch;
       float* target = to + row * to_pitch + column;
       for (int v = 0; v < vectors; ++v) {
         Lanes sum = load(target + v * kLanes);
-        for (int k = 0; k < K; ++k) sum += weights[k] * numbers[k][v];
+        for (int k = 0; k < K; ++k) sum += weight[k] * numbers[k][v];
         store(target + v * kLanes, sum);
       }
     }
   });
 }
 
-// Mixes the numbers [first, first + columns) of the cells: to[row][column] for `rows` attentions of n numbers.
-inline void mix(const Layer& layer, const float* attention, Int rows, const float* cells, Int first, Int columns, float* to,
-                Int to_pitch, std::vector<float>& packed) {
+// to[row][column] = sum over k of weights[row][k] * from[k][column], for any number of rows; `from` is far away and
+// from[k], from[k + 1] are `pitch` apart.
+inline void mix(const float* weights, Int rows, Int depth, const float* from, Int pitch, Int columns, float* to, Int to_pitch,
+                std::vector<float>& packed) {
   constexpr Int few = 12, stream = 1024, together = 4;
   if (rows <= few) {
     for (Int column = 0; column < columns; column += stream) {
       const Int count = std::min(stream, columns - column);
-      const float* from = cells + first + column;
       for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch + column, count, 0.0f);
-      Int j = 0;
-      for (; j + together <= layer.n; j += together)
-        add_streamed<together>(attention + j, rows, layer.n, from + j * layer.cell(), layer.cell(), count, to + column,
-                               to_pitch);
-      for (; j < layer.n; ++j)
-        add_streamed<1>(attention + j, rows, layer.n, from + j * layer.cell(), layer.cell(), count, to + column, to_pitch);
+      Int k = 0;
+      for (; k + together <= depth; k += together) {
+        const float* lines[together];
+        for (Int i = 0; i < together; ++i) lines[i] = from + (k + i) * pitch + column;
+        add_streamed<together>(weights + k, depth, rows, lines, count, to + column, to_pitch);
+      }
+      for (; k < depth; ++k) {
+        const float* line = from + k * pitch + column;
+        add_streamed<1>(weights + k, depth, rows, &line, count, to + column, to_pitch);
+      }
     }
     return;
   }
-  // Many rows: the cells are packed piece by piece, so that a piece stays near while all rows use it.
-  const Int piece = std::max<Int>(kWide, kFarCache / 4 / layer.n / kWide * kWide);
-  packed.resize(layer.n * std::min(piece, columns));
+  // Many rows: packed piece by piece, so that a piece stays near while all rows use it.
+  const Int piece = std::max<Int>(kWide, kFarCache / 4 / depth / kWide * kWide);
+  packed.resize(depth * std::min(piece, columns));
   for (Int column = 0; column < columns; column += piece) {
     const Int count = std::min(piece, columns - column);
-    pack_panels(cells + first + column, layer.cell(), layer.n, count, packed.data());
-    multiply_packed(attention, layer.n, rows, layer.n, packed.data(), count, to + column, to_pitch);
+    pack_panels(from + column, pitch, depth, count, packed.data());
+    multiply_packed(weights, depth, rows, depth, packed.data(), count, to + column, to_pitch);
   }
+}
+
+// The two ways to mix the kernels of `count` pairs from `pair` on, for the columns [first, first + columns) of a cell:
+// to[pair][segment][column], segments `pitch` apart.
+
+// From cells: attention [pairs][segments][n] x cells [n][cell].
+struct CellMixer {
+  const Layer& layer;
+  const float* attention;
+  const float* cells;
+
+  void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, std::vector<float>& packed) const {
+    mix(attention + pair * layer.segments * layer.n, count * layer.segments, layer.n, cells + first, layer.cell(), columns, to,
+        pitch, packed);
+  }
+
+  CellMixer from_sample(Int sample) const {
+    return {layer, attention + sample * layer.out_groups * layer.segments * layer.n, cells};
+  }
+};
+
+// From bases, of which every mixture has its own: scale [pairs][segments] * (hidden [batch][n] x basis [out_groups][segments]
+// [n][cell]). Units of the hidden vector that are 0 in all samples, as a ReLU leaves many, cost nothing.
+struct BasisMixer {
+  const Layer& layer;
+  const float* hidden;
+  const float* scale;
+  const float* basis;
+
+  void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, std::vector<float>& packed) const {
+    for (Int group = 0; group < layer.out_groups; ++group) {
+      const Int skipped = (group - pair % layer.out_groups + layer.out_groups) % layer.out_groups;
+      const Int rows = (count - skipped + layer.out_groups - 1) / layer.out_groups;
+      if (skipped >= count || rows <= 0) continue;
+      mix_group(pair + skipped, rows, group, first, columns, to + skipped * layer.segments * pitch, pitch, packed);
+    }
+  }
+
+  // Pairs of one output group: `rows` samples.
+  void mix_group(Int pair, Int rows, Int group, Int first, Int columns, float* to, Int pitch, std::vector<float>& packed) const {
+    const Int sample = pair / layer.out_groups, row_pitch = layer.out_groups * layer.segments * pitch;
+    std::vector<Int> active;
+    for (Int k = 0; k < layer.n; ++k)
+      for (Int row = 0; row < rows; ++row)
+        if (hidden[(sample + row) * layer.n + k] != 0) {
+          active.push_back(k);
+          break;
+        }
+    const Int depth = static_cast<Int>(active.size());
+    std::vector<float> weights(rows * depth);
+    for (Int segment = 0; segment < layer.segments; ++segment) {
+      for (Int row = 0; row < rows; ++row)
+        for (Int k = 0; k < depth; ++k)
+          weights[row * depth + k] = hidden[(sample + row) * layer.n + active[k]] *
+                                     scale[(pair + row * layer.out_groups) * layer.segments + segment];
+      const float* own = basis + (group * layer.segments + segment) * layer.n * layer.cell() + first;
+      mix_active(weights.data(), rows, active, own, columns, to + segment * pitch, row_pitch, packed);
+    }
+  }
+
+  void mix_active(const float* weights, Int rows, const std::vector<Int>& active, const float* own, Int columns, float* to,
+                  Int to_pitch, std::vector<float>& packed) const {
+    const Int depth = static_cast<Int>(active.size());
+    if (depth == layer.n) return mix(weights, rows, depth, own, layer.cell(), columns, to, to_pitch, packed);
+    for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch, columns, 0.0f);
+    constexpr Int together = 4;
+    Int k = 0;
+    for (; k + together <= depth; k += together) {
+      const float* lines[together];
+      for (Int i = 0; i < together; ++i) lines[i] = own + active[k + i] * layer.cell();
+      add_streamed<together>(weights + k, depth, rows, lines, columns, to, to_pitch);
+    }
+    for (; k < depth; ++k) {
+      const float* line = own + active[k] * layer.cell();
+      add_streamed<1>(weights + k, depth, rows, &line, columns, to, to_pitch);
+    }
+  }
+
+  BasisMixer from_sample(Int sample) const {
+    return {layer, hidden + sample * layer.n, scale + sample * layer.out_groups * layer.segments, basis};
+  }
+};
+
+// attention [batch, out_groups, segments, n], cells [n, cell_out, cell_in].
+inline Layer layer_of_cells(const Tensor& attention, const Tensor& cells) {
+  return {attention.size(0), attention.size(1), attention.size(2), attention.size(3), cells.size(1), cells.size(2)};
+}
+
+// hidden [batch, n], basis [out_groups, segments, n, cell_out, cell_in].
+inline Layer layer_of_basis(const Tensor& hidden, const Tensor& basis) {
+  return {hidden.size(0), basis.size(0), basis.size(1), basis.size(2), basis.size(3), basis.size(4)};
 }
 
 // Steps from the row of an output position to what each segment (tap, input group) reads.

@@ -29,4 +29,14 @@ TORCH_LIBRARY(kernelwarehouse, library) {
       "attention(Tensor pooled, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, Tensor variance, "
       "float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, Tensor? beta, float tau, float epsilon) -> Tensor",
       &kernelwarehouse::attention);
+  library.def(
+      "forward_taps_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor targets, int padded_places, "
+      "Tensor places, Tensor shifts, bool channels_last) -> Tensor",
+      &kernelwarehouse::forward_taps_basis);
+  library.def("forward_pointwise_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis) -> Tensor",
+              &kernelwarehouse::forward_pointwise_basis);
+  library.def(
+      "attention_coefficients(Tensor pooled, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, "
+      "Tensor variance, float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, float epsilon) -> (Tensor, Tensor)",
+      &kernelwarehouse::attention_coefficients);
 }

@@ -1,0 +1,126 @@
+"""Mixing through the hidden vector of the attention, exactly.
+
+Before normalisation the logits are affine in the hidden vector v: `z[i, j] = sum_k F[i, j, k] v_k + c[i, j]`. A mixture
+is then `1 / (sum_j |z_ij| + eps)` times a sum over k of `v_k * P[i, k]`, where the kernels
+`P[i, k] = sum_j F[i, j, k] e_j` do not depend on the input. Where the weights are frozen, P is made once: mixing costs h + 1 kernels instead of n.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernelwarehouse.assemble import native
+from kernelwarehouse.assemble.branch import fused_coefficients
+from kernelwarehouse.assemble.choose import forced
+from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.plain import apply_kernels
+from kernelwarehouse.attention import NORMALISER_EPS, Attention
+
+# Assembled numbers alive at once in the pure-PyTorch way.
+_BLOCK = 2 << 20
+
+
+def basis_size(attention: Attention, geometry: Geometry) -> int:
+    """Numbers in the basis of a layer."""
+    partition = geometry.partition
+    return (attention.shape.hidden + 1) * partition.mixtures * partition.cell_size
+
+
+@torch.no_grad()
+def make_basis(attention: Attention, cells: Tensor, geometry: Geometry) -> Tensor:
+    """P as `[out groups, positions * in groups, h + 1, *cell]`, the kernel of the constant last."""
+    partition = geometry.partition
+    exact = copy.deepcopy(attention).double()
+    units = torch.eye(attention.shape.hidden, dtype=torch.float64, device=cells.device)
+    offset = exact.logits(torch.zeros_like(units[:1]))
+    affine = torch.cat([exact.logits(units) - offset, offset])[..., :-1]  # [h + 1, m, n], without the zero cell
+    pairs = affine.unflatten(1, (partition.positions, partition.out_groups, partition.in_groups)).permute(2, 1, 3, 0, 4)
+    mixed = torch.matmul(pairs.to(cells.dtype), cells.flatten(1))  # [out groups, positions, in groups, h + 1, cell]
+    return mixed.flatten(1, 2).unflatten(-1, partition.cell_shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The basis of one layer, and what it was made from."""
+
+    basis: Tensor
+    sources: tuple[Tensor, ...]
+    versions: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def of(attention: Attention, cells: Tensor, geometry: Geometry) -> "Prepared":
+        sources = (cells, *attention.fc2.parameters(), attention.temperature)
+        if attention.shape.low_rank is not None:
+            sources += (*attention.basis.parameters(), attention.offset)
+        return Prepared(make_basis(attention, cells, geometry), sources, _versions(sources))
+
+    def fresh(self) -> bool:
+        """Whether nothing has been changed since."""
+        return _versions(self.sources) == self.versions
+
+    def evaluate(self, x: Tensor, pooled: Tensor, attention: Attention, geometry: Geometry) -> Tensor | None:
+        """The output of a layer without its bias; `None` where another way is better, or asked for, or the only one."""
+        if torch.is_grad_enabled() or forced() is not None or torch.compiler.is_compiling():
+            return None
+        if x.dtype != self.basis.dtype or torch.is_autocast_enabled(x.device.type) or x.numel() == 0:
+            return None
+        if saved_seconds(x.shape[0], attention, geometry) <= 0 or not self.fresh():
+            return None
+        hidden, scale = _coefficients(attention, pooled)
+        if native.obstacle(x, geometry) is None:
+            return native.forward_basis(x, hidden, scale, self.basis, geometry)
+        return _forward(x, hidden, scale, self.basis, geometry)
+
+
+def _versions(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple((tensor._version, tensor.data_ptr()) for tensor in tensors)
+
+
+def _coefficients(attention: Attention, pooled: Tensor) -> tuple[Tensor, Tensor]:
+    """`[batch, h + 1]`, ending in 1, and what every mixture is scaled by, `[batch, m]`."""
+    fused = fused_coefficients(attention, pooled, NORMALISER_EPS)
+    if fused is not None:
+        return fused
+    hidden = attention.hidden(pooled)
+    scale = 1 / attention.normaliser(attention.logits(hidden)).squeeze(-1)
+    return torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1), scale
+
+
+def _forward(x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, geometry: Geometry) -> Tensor:
+    partition = geometry.partition
+    # [out groups, positions, in groups, h + 1, cell]
+    flat = basis.flatten(3).unflatten(1, (partition.positions, partition.in_groups))
+    step = max(1, _BLOCK // (partition.mixtures * partition.cell_size))
+    pieces = []
+    for chunk, v, s in zip(x.split(step), hidden.split(step), scale.split(step), strict=True):
+        mixed = torch.matmul(v, flat).permute(3, 1, 0, 2, 4).flatten(1, 3) * s.unsqueeze(-1)
+        pieces.append(apply_kernels(chunk, partition.join(mixed.unflatten(2, partition.cell_shape)), geometry))
+    return torch.cat(pieces)
+
+
+# What decides where a basis pays: speed of products and of memory, in numbers a second (one core with AVX2).
+_PRODUCTS = 36e9
+_READS = 4e9
+
+
+def saved_seconds(batch: int, attention: Attention, geometry: Geometry) -> float:
+    """Estimate of the time that mixing through the hidden vector saves for one batch."""
+    partition = geometry.partition
+    kernel, cells, units = partition.mixtures * partition.cell_size, attention.shape.cells, attention.shape.hidden + 1
+    plain = max(batch * cells * kernel / _PRODUCTS, cells * partition.cell_size / _READS)
+    # A ReLU leaves about half of the units at 0; those are skipped where no sample of the batch has them.
+    read = 1 - 0.5 ** min(batch, 16)
+    hidden = max(batch * units * kernel / _PRODUCTS, read * units * kernel / _READS)
+    return plain - hidden
+
+
+def pays_back(batch: int, attention: Attention, geometry: Geometry) -> float:
+    """Seconds saved for every number kept; not positive where a basis does not pay or cannot be made."""
+    shape = attention.shape
+    small = math.prod(geometry.partition.kernel_shape) < 1024
+    if shape.function != "caf" or shape.own_cells_only or small:
+        return 0.0
+    return saved_seconds(batch, attention, geometry) / basis_size(attention, geometry)
