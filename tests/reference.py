@@ -52,4 +52,4 @@ def read_arrays(name: str) -> dict[str, Tensor]:
 def relative_error(value: Tensor, reference: Tensor) -> float:
     """Largest difference over the largest entry."""
     scale = reference.detach().abs().max().clamp_min(1e-30)
-    return float(((value.detach() - reference.detach()).abs().max() / scale))
+    return float((value.detach() - reference.detach()).abs().max() / scale)

@@ -87,4 +87,4 @@ def test_beta_is_the_matrix_of_the_ranges() -> None:
 
 @pytest.mark.parametrize("start", ["one_to_one", "many_to_one", "one_to_many"])
 def test_budget_one_is_the_same_for_all_strategies(start: str) -> None:
-    assert start_cells(start, [3, 2], 5) == [[range(0, 1), range(1, 2), range(2, 3)], [range(3, 4), range(4, 5)]]
+    assert start_cells(start, [3, 2], 5) == [[range(1), range(1, 2), range(2, 3)], [range(3, 4), range(4, 5)]]

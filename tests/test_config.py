@@ -84,7 +84,7 @@ def test_nonsense_is_refused_by_name(field: str, value: object) -> None:
 
 
 def test_override_names_its_pattern_in_errors() -> None:
-    with pytest.raises(kw.ConfigError, match="layer1.*budget is nan"):
+    with pytest.raises(kw.ConfigError, match=r"layer1.*budget is nan"):
         kw.Override("layer1", budget=math.nan)
 
 

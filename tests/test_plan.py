@@ -71,12 +71,12 @@ def test_bad_edits_are_refused(plan: kw.Plan, change: dict, message: str) -> Non
 
 def test_layer_in_two_warehouses_is_refused(plan: kw.Plan) -> None:
     layers = plan.warehouse("stage1").layers
-    with pytest.raises(kw.PlanError, match="layer1.0.conv1"):
+    with pytest.raises(kw.PlanError, match=r"layer1\.0\.conv1"):
         plan.with_warehouse("stage2", layers=layers, cell_shape=(64, 64, 1, 1))
 
 
 def test_unknown_names_are_refused(plan: kw.Plan) -> None:
-    with pytest.raises(kw.PlanError, match="stage9.*stage1"):
+    with pytest.raises(kw.PlanError, match=r"stage9.*stage1"):
         plan.with_warehouse("stage9", budget=2)
     with pytest.raises(kw.PlanError, match="layer9"):
         plan.without("layer9")

@@ -1,4 +1,5 @@
 import copy
+import itertools
 
 import pytest
 import timm
@@ -16,7 +17,7 @@ PAPER_M = {"resnet18": [56, 47, 47, 27], "resnet50": [87, 104, 138, 47]}
 
 
 def convolutions(*widths: int, kernel: int = 3) -> nn.Sequential:
-    pairs = zip(widths[:-1], widths[1:], strict=True)
+    pairs = itertools.pairwise(widths)
     return nn.Sequential(*(nn.Conv2d(into, out, kernel, padding=kernel // 2) for into, out in pairs))
 
 

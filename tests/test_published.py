@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference import fill, read_arrays, read_json, relative_error, standard_normal
 
 import kernelwarehouse as kw
 from kernelwarehouse.published import PUBLISHED
+from reference import fill, read_arrays, read_json, relative_error, standard_normal
 
 MODELS = read_json("published_models.json")
 LOGITS = read_arrays("published_logits.npz")
@@ -67,7 +67,7 @@ class Evil:
 def test_code_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open(tmp_path / "evil.pth", "wb") as file:
         torch.save({"model": {}, "args": Evil()}, file, pickle_module=pickle)
-    with pytest.raises(kw.CheckpointError, match="evil.pth"):
+    with pytest.raises(kw.CheckpointError, match=r"evil\.pth"):
         kw.load_published("kw1x_resnet18", tmp_path / "evil.pth")
     assert "code ran" not in capsys.readouterr().out
 

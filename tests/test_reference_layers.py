@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from reference import fill, read_arrays, read_json, relative_error, standard_normal
 from torch import nn
 
 import kernelwarehouse as kw
+from reference import fill, read_arrays, read_json, relative_error, standard_normal
 
 CASES = read_json("layers.json")
 NUMBERS = read_arrays("layers.npz")

@@ -47,7 +47,9 @@ def test_state_dict_round_trip_and_missing_cells() -> None:
     del state["0.0.warehouse.cells"]
     with pytest.raises(RuntimeError, match=r"0\.0\.warehouse\.cells"):
         other.load_state_dict(state)
-    assert other.load_state_dict(state, strict=False).missing_keys == ["0.0.warehouse.cells", ]
+    assert other.load_state_dict(state, strict=False).missing_keys == [
+        "0.0.warehouse.cells",
+    ]
     assert not other.load_state_dict(model.state_dict(), assign=True).missing_keys
     assert other[0][0].warehouse.cells is other[1][0].warehouse.cells
 
@@ -76,7 +78,14 @@ def test_moves_as_one() -> None:
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=4),
     st.sampled_from(
-        [("one_to_one", 1.0), ("one_to_one", 3.0), ("one_to_one", 0.4), ("many_to_one", 2.5), ("one_to_many", 0.5), ("all_to_one", 2.0)]
+        [
+            ("one_to_one", 1.0),
+            ("one_to_one", 3.0),
+            ("one_to_one", 0.4),
+            ("many_to_one", 2.5),
+            ("one_to_many", 0.5),
+            ("all_to_one", 2.0),
+        ]
     ),
 )
 def test_seeding_is_the_least_squares_solution(mixtures: list[int], case: tuple[str, float]) -> None:

@@ -26,6 +26,8 @@ class _Tracer(fx.Tracer):
 
 def trace(model: nn.Module, layers: frozenset[str]) -> Trace | None:
     """Follow the model's forward symbolically, on a copy without memory; `None` where that is not possible."""
+    if "" in layers:  # the model is a single layer
+        return Trace(("",), {"": frozenset()})
     try:
         with torch.no_grad():
             graph = _Tracer(layers).trace(skeleton(model))

@@ -1,0 +1,156 @@
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+import kernelwarehouse as kw
+from kernelwarehouse import checkpoint
+
+X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+class Own(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+
+
+def converted(model: nn.Module) -> nn.Module:
+    return kw.convert(model, kw.plan(model, kw.WarehouseConfig(budget=2)))
+
+
+def features() -> nn.Module:
+    return kw.create_model("kw1x_mobilenetv2_050", features_only=True, out_indices=(1, 2))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "timm": lambda: converted(timm.create_model("resnet18", num_classes=7, drop_path_rate=0.1, drop_rate=0.2)),
+    "torchvision": lambda: converted(torchvision.models.resnet18(num_classes=5)),
+    "zoo": lambda: kw.create_model("kw1x_mobilenetv2_050", num_classes=3),
+    "features": features,
+    "static": lambda: timm.create_model("resnet18", num_classes=4),
+}
+
+
+def outputs(model: nn.Module) -> list[torch.Tensor]:
+    with torch.no_grad():
+        found = model.eval()(X)
+    return found if isinstance(found, list) else [found]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_round_trip(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    if name != "static":
+        kw.set_temperature(model, 0.3)
+    kw.save(model, tmp_path / "out")
+    loaded = kw.load(tmp_path / "out")
+    for one, other in zip(outputs(loaded), outputs(model), strict=True):
+        assert torch.equal(one, other)
+    assert kw.plan_of(loaded) == kw.plan_of(model)
+    assert repr(loaded) == repr(model)
+    if name != "static":
+        assert kw.get_temperature(loaded) == 0.3
+        assert kw.Plan.load(tmp_path / "out" / "plan.json") == kw.plan_of(model)
+
+
+def test_own_models_are_given_to_load(tmp_path: Path) -> None:
+    model = converted(Own())
+    kw.save(model, tmp_path)
+    with pytest.raises(kw.CheckpointError, match=r"model=Own\(\.\.\.\)"):
+        kw.load(tmp_path)
+    loaded = kw.load(tmp_path, model=Own())
+    assert torch.equal(outputs(loaded)[0], outputs(model)[0])
+    with pytest.raises(kw.PlanError, match="another model"):
+        kw.load(tmp_path, model=nn.Sequential(nn.Conv2d(3, 8, 3)))
+
+
+def test_types_and_ties_come_back(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.body, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.body(self.embed(x)))
+
+    model = Tied()
+    model = kw.convert(model, kw.plan(model)).to(torch.bfloat16)
+    kw.save(model, tmp_path)
+    loaded = kw.load(tmp_path, model=Tied())
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+    assert loaded.head.weight is loaded.embed.weight
+    assert torch.equal(loaded.head.weight, model.head.weight)
+
+
+def test_wrapped_models_are_saved_as_what_they_wrap(tmp_path: Path) -> None:
+    model = converted(Own())
+    kw.save(nn.DataParallel(torch.compile(model)), tmp_path)
+    assert torch.equal(outputs(kw.load(tmp_path, model=Own()))[0], outputs(model)[0])
+
+
+def test_saving_again_replaces_and_leaves_no_litter(tmp_path: Path) -> None:
+    kw.save(converted(Own()), tmp_path)
+    second = converted(Own())
+    kw.save(second, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert torch.equal(outputs(kw.load(tmp_path, model=Own()))[0], outputs(second)[0])
+
+
+@pytest.mark.parametrize("step", ["save_file", "write_text", "replace"])
+def test_a_failed_save_leaves_the_old_files(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = converted(Own())
+    kw.save(first, tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def fail(*arguments: object, **keywords: object) -> None:
+        if step == "save_file":  # the disk fills up after the first bytes
+            Path(str(arguments[1])).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    target = {"save_file": checkpoint, "write_text": Path, "replace": os}[step]
+    with monkeypatch.context() as patch:
+        patch.setattr(target, step, fail)
+        with pytest.raises(kw.CheckpointError, match="No space left"):
+            kw.save(converted(Own()), tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert torch.equal(outputs(kw.load(tmp_path, model=Own()))[0], outputs(first)[0])
+
+
+def test_damaged_and_foreign_directories(tmp_path: Path) -> None:
+    with pytest.raises(kw.CheckpointError, match="nowhere"):
+        kw.load(tmp_path / "nowhere")
+    kw.save(converted(Own()), tmp_path)
+    weights = next(tmp_path.glob("*.safetensors"))
+    whole, description = weights.read_bytes(), json.loads((tmp_path / "plan.json").read_text())
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(kw.CheckpointError, match="cannot be read"):
+        kw.load(tmp_path, model=Own())
+    weights.unlink()
+    with pytest.raises(kw.CheckpointError, match=weights.name):
+        kw.load(tmp_path, model=Own())
+    weights.write_bytes(whole)
+    broken = [
+        ({"format": 9}, "format 9"),
+        ({"weights": "../elsewhere.safetensors"}, "beside it"),
+        ({"architecture": {"library": "pip", "name": "x"}}, "pip"),
+        ({"architecture": {"library": "timm", "name": "resnet18", "arguments": {"wings": 2}}}, "wings"),
+        ({"architecture": {"lib": "timm"}}, "none"),
+        ({"architecture": {"library": "timm", "name": "resnet18", "arguments": {}}, "plan": None}, "does not fit"),
+    ]
+    for change, message in broken:
+        (tmp_path / "plan.json").write_text(json.dumps(description | change))
+        with pytest.raises(kw.CheckpointError, match=message):
+            kw.load(tmp_path)
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(kw.CheckpointError, match=r"plan\.json"):
+        kw.load(tmp_path)
+    (tmp_path / "plan.json").write_text('{"a": 1}')
+    with pytest.raises(kw.CheckpointError, match="not a description"):
+        kw.load(tmp_path)

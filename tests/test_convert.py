@@ -1,0 +1,147 @@
+import copy
+import itertools
+
+import pytest
+import timm
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import kernelwarehouse as kw
+from kernelwarehouse.convert import converted_layers, replace_modules
+from reference import relative_error
+
+MODELS = {
+    "resnet18": lambda: timm.create_model("resnet18", num_classes=10),
+    "torchvision resnet18": lambda: torchvision.models.resnet18(num_classes=10),
+    "bottlenecks": lambda: timm.create_model("resnet26", num_classes=10),
+    "mobilenetv2": lambda: timm.create_model("mobilenetv2_050", num_classes=10),
+    "convnext": lambda: timm.create_model("convnext_atto", num_classes=10),
+    "vit": lambda: timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=32, depth=2),
+}
+
+
+@pytest.mark.parametrize(("name", "budget"), [*((name, 1) for name in MODELS), ("resnet18", 3)])
+def test_converted_models_equal_the_original_at_temperature_one(name: str, budget: int) -> None:
+    model = MODELS[name]()
+    before = copy.deepcopy(model.state_dict())
+    plan = kw.plan(model, kw.WarehouseConfig(budget=budget))
+    converted = kw.convert(model, plan)
+    assert sum(parameter.numel() for parameter in converted.parameters()) == plan.parameters_after
+    assert kw.get_temperature(converted) == 1
+    x = torch.randn(4, 3, 32 if name == "vit" else 64, 32 if name == "vit" else 64)
+    with torch.no_grad():
+        for mode in (True, False):
+            exact, exact_twin = copy.deepcopy(model).double().train(mode), copy.deepcopy(converted).double().train(mode)
+            assert relative_error(exact_twin(x.double()), exact(x.double())) < 1e-10
+            if mode and name == "mobilenetv2":
+                continue  # batch statistics of few values amplify the last bit of float32 beyond any bound
+            plain, twin = copy.deepcopy(model).train(mode), copy.deepcopy(converted).train(mode)
+            assert relative_error(twin(x), plain(x)) < 1e-5
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert not converted_layers(model)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.sampled_from([4, 8, 12]), min_size=2, max_size=4),
+    st.sampled_from(["one_to_one", "many_to_one", "one_to_many", "all_to_one", "none"]),
+    st.sampled_from([0.1, 0.3, 0.5, 0.75, 1, 1.5, 2, 2.7, 4]),
+    st.sampled_from(["caf", "softmax", "sigmoid", "relu"]),
+)
+def test_any_budget_and_start_converts_and_trains(widths: list[int], start: str, budget: float, function: str) -> None:
+    if (start == "many_to_one" and budget < 1) or (start == "one_to_many" and budget > 1):
+        return
+    pairs = itertools.pairwise(widths)
+    model = nn.Sequential(*(nn.Conv2d(into, out, 3, padding=1) for into, out in pairs)).double()
+    config = kw.WarehouseConfig(budget=budget, start=start, attention=function)
+    converted = kw.convert(model, kw.plan(model, config))
+    x = torch.randn(3, widths[0], 5, 5, dtype=torch.float64)
+    if start in ("one_to_one", "many_to_one") and budget >= 1:
+        torch.testing.assert_close(converted(x), model(x), rtol=1e-10, atol=1e-12)
+    kw.set_temperature(converted, 0.5)
+    converted(x).square().sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in converted.parameters())
+
+
+def test_below_one_the_kept_pieces_are_the_originals() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1, bias=False))
+    converted = kw.convert(model, kw.plan(model, kw.WarehouseConfig(budget=0.5)))
+    kernel = model[0].weight.detach().clone()
+    kernel[:4, 4:] = 0
+    kernel[4:, :4] = 0
+    # With half cells the diagonal of (output group, input group) stays: a convolution with two groups.
+    x = torch.randn(2, 8, 3, 3)
+    torch.testing.assert_close(converted(x), torch.nn.functional.conv2d(x, kernel))
+
+
+def test_an_initialiser_draws_the_cells_anew() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 16, 3))
+    converted = kw.convert(model, kw.plan(model), initializer=lambda kernel: kernel.fill_(kernel.shape[0]))
+    cells = converted[0].warehouse.cells
+    assert cells[:9].eq(8).all()
+    assert cells[9:].eq(16).all()
+
+
+def test_original_parts_are_kept_apart_or_taken_along() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, bias=True), nn.Conv2d(4, 4, 3)).eval()
+    model[0].requires_grad_(False)
+    model[1].requires_grad_(False)
+    converted = kw.convert(model, kw.plan(model))
+    assert converted[0].bias is not model[0].bias
+    assert torch.equal(converted[0].bias, model[0].bias)
+    assert not converted[0].warehouse.cells.requires_grad
+    assert not converted[0].bias.requires_grad
+    assert converted[0].attention.fc1.weight.requires_grad
+    assert not any(module.training for module in converted.modules())
+
+
+def test_a_single_layer_is_a_model() -> None:
+    layer = nn.Conv2d(4, 4, 3)
+    converted = kw.convert(layer, kw.plan(layer))
+    x = torch.randn(2, 4, 5, 5)
+    torch.testing.assert_close(converted(x), layer(x))
+
+
+def test_plans_for_another_model_are_refused() -> None:
+    one, other = nn.Sequential(nn.Conv2d(4, 4, 3)), nn.Sequential(nn.Conv2d(4, 8, 3))
+    with pytest.raises(kw.PlanError, match="another model"):
+        kw.convert(other, kw.plan(one))
+    with pytest.raises(kw.PlanError, match="another model"):
+        kw.convert(nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3)), kw.plan(one))
+    with pytest.raises(kw.PlanError, match="a Plan"):
+        kw.convert(one, {"plan": 1})  # type: ignore[arg-type]
+
+
+def test_converted_and_wrapped_models_are_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    plan = kw.plan(model)
+    with pytest.raises(kw.PlanError, match="already"):
+        kw.convert(kw.convert(model, plan), plan)
+    with pytest.raises(kw.PlanError, match="DataParallel"):
+        kw.convert(nn.DataParallel(model), plan)
+
+
+def test_layers_of_different_types_cannot_share() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3).double())
+    with pytest.raises(kw.ConvertError, match="float64"):
+        kw.convert(model, kw.plan(model))
+
+
+def test_models_that_cannot_be_copied_say_so() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3))
+    plan = kw.plan(model)
+    model.stream = (item for item in ())
+    with pytest.raises(kw.ConvertError, match="cannot be copied"):
+        kw.convert(model, plan)
+
+
+def test_modules_are_replaced_everywhere_they_are_used() -> None:
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(shared, nn.Sequential(nn.ReLU(), shared))
+    new = nn.Linear(2, 2)
+    replace_modules(model, {"0": new})
+    assert model[0] is new
+    assert model[1][1] is new
