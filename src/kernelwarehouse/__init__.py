@@ -1,5 +1,6 @@
 """KernelWarehouse for PyTorch: dynamic convolution with warehouses of shared kernel cells."""
 
+import kernelwarehouse.training.small_networks  # noqa: F401  registers its networks with timm, where load looks
 from kernelwarehouse.checkpoint import load, save
 from kernelwarehouse.config import Override, WarehouseConfig
 from kernelwarehouse.convert import convert, plan_of
