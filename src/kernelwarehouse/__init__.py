@@ -13,6 +13,8 @@ from kernelwarehouse.errors import (
     PlanError,
     UnknownPresetError,
 )
+from kernelwarehouse.explain import explain
+from kernelwarehouse.inference import Preparation, prepare_inference
 from kernelwarehouse.plan import Plan
 from kernelwarehouse.planning import plan
 from kernelwarehouse.published import load_published
@@ -28,16 +30,19 @@ __all__ = [
     "Override",
     "Plan",
     "PlanError",
+    "Preparation",
     "TemperatureSchedule",
     "UnknownPresetError",
     "WarehouseConfig",
     "convert",
     "create_model",
+    "explain",
     "get_temperature",
     "load",
     "load_published",
     "plan",
     "plan_of",
+    "prepare_inference",
     "save",
     "set_temperature",
 ]

@@ -36,13 +36,13 @@ def load_native() -> bool:
 
 
 def _load() -> None:
-    from torch.utils import cpp_extension  # slow to import, and it looks for CUDA with a log line
-
-    root = Path(cpp_extension.get_default_build_root()) / "kernelwarehouse"
+    root = _cache() / "kernelwarehouse"
     library = root / f"native-{_fingerprint()}.so"
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / "build.lock"):  # released by the system even where a build is killed
         if not library.exists():
+            from torch.utils import cpp_extension  # slow to import, and it looks for CUDA with a log line
+
             compiler = cpp_extension.get_cxx_compiler()
             if shutil.which(compiler) is None:
                 raise OSError(f"there is no C++ compiler {compiler!r}")
@@ -59,6 +59,14 @@ def _load() -> None:
                 os.replace(Path(scratch) / "kernelwarehouse_native.so", library)
             return
     torch.ops.load_library(library)
+
+
+def _cache() -> Path:
+    """Where torch keeps compiled extensions."""
+    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
 
 
 @contextmanager

@@ -50,8 +50,8 @@ def forced() -> str | None:
     return _forced.get()
 
 
-def choose(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Choice:
-    """How to evaluate a layer on these tensors."""
+def choose(x: Tensor, geometry: Geometry) -> Choice:
+    """How to evaluate a layer on this input."""
     wanted = forced()
     if wanted is not None:
         if wanted == "native":

@@ -29,7 +29,7 @@ def evaluate(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) ->
 
 
 def _run(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
-    name = choose(x, attention, cells, geometry).strategy
+    name = choose(x, geometry).strategy
     if name == "plain":
         return plain.evaluate(x, attention, cells, geometry)
     strategy = _RECOMPUTING[name]

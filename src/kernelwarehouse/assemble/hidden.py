@@ -2,7 +2,8 @@
 
 Before normalisation the logits are affine in the hidden vector v: `z[i, j] = sum_k F[i, j, k] v_k + c[i, j]`. A mixture
 is then `1 / (sum_j |z_ij| + eps)` times a sum over k of `v_k * P[i, k]`, where the kernels
-`P[i, k] = sum_j F[i, j, k] e_j` do not depend on the input. Where the weights are frozen, P is made once: mixing costs h + 1 kernels instead of n.
+`P[i, k] = sum_j F[i, j, k] e_j` do not depend on the input. Where the weights are frozen, P is made once: mixing costs
+h + 1 kernels instead of n.
 """
 
 import copy
@@ -61,13 +62,17 @@ class Prepared:
         """Whether nothing has been changed since."""
         return _versions(self.sources) == self.versions
 
+    def pays(self, x: Tensor, attention: Attention, geometry: Geometry) -> bool:
+        """Whether the basis is to be used for this input, gradients aside."""
+        if forced() is not None or torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+            return False
+        if x.dtype != self.basis.dtype or x.device != self.basis.device or x.numel() == 0:
+            return False
+        return saved_seconds(x.shape[0], attention, geometry) > 0 and self.fresh()
+
     def evaluate(self, x: Tensor, pooled: Tensor, attention: Attention, geometry: Geometry) -> Tensor | None:
         """The output of a layer without its bias; `None` where another way is better, or asked for, or the only one."""
-        if torch.is_grad_enabled() or forced() is not None or torch.compiler.is_compiling():
-            return None
-        if x.dtype != self.basis.dtype or torch.is_autocast_enabled(x.device.type) or x.numel() == 0:
-            return None
-        if saved_seconds(x.shape[0], attention, geometry) <= 0 or not self.fresh():
+        if torch.is_grad_enabled() or not self.pays(x, attention, geometry):
             return None
         hidden, scale = _coefficients(attention, pooled)
         if native.obstacle(x, geometry) is None:

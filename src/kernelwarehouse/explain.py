@@ -1,0 +1,88 @@
+"""How a model's layers are evaluated, why, and what that costs."""
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from kernelwarehouse.assemble import Choice, choose
+from kernelwarehouse.errors import KernelWarehouseError
+from kernelwarehouse.layers import Linear, WarehouseLayer
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer on one input: its strategy and the multiply-adds of the whole batch."""
+
+    layer: str
+    strategy: str
+    reason: str
+    mixing: int
+    product: int
+
+
+def explain(model: nn.Module, example: Tensor) -> tuple[LayerCost, ...]:
+    """Print, and return, how each layer of the model is evaluated on an input like `example`.
+
+    The model runs once, without gradients and in eval mode; its modes and statistics are left as they were.
+    """
+    layers = {layer: name for name, layer in model.named_modules() if isinstance(layer, WarehouseLayer)}
+    if not layers:
+        raise KernelWarehouseError(f"{type(model).__name__} has no layer with a warehouse; there is nothing to explain")
+    found: list[LayerCost] = []
+
+    def record(layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        if isinstance(layer, WarehouseLayer):
+            found.append(_cost(layers[layer], layer, arguments[0], output))
+
+    with ExitStack() as undo, torch.no_grad(), _evaluating(model):
+        for layer in layers:
+            undo.callback(layer.register_forward_hook(record).remove)
+        model(example)
+    Console().print(_table(found))
+    return tuple(found)
+
+
+def _cost(name: str, layer: WarehouseLayer, x: Tensor, output: Tensor) -> LayerCost:
+    geometry, attention = layer.geometry, layer.attention
+    axes = geometry.spatial_axes
+    x = x.reshape(x.shape[0] if x.dim() > 1 else 1, -1, x.shape[-1]) if isinstance(layer, Linear) else x
+    x = x if x.dim() == max(3, axes + 2) else x[None]
+    kernel = math.prod(geometry.partition.kernel_shape)
+    mixed, choice = attention.shape.cells, choose(x, geometry)
+    if layer.prepared is not None and layer.prepared.pays(x, attention, geometry):
+        mixed = attention.shape.hidden + 1
+        choice = Choice("basis", f"prepared: mixes {mixed} kernels instead of {attention.shape.cells}")
+    positions = output.numel() // geometry.out_channels
+    return LayerCost(name, choice.strategy, choice.reason, len(x) * mixed * kernel, positions * kernel)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode without calling `train`, which undoes what was prepared."""
+    modes = {module: module.training for module in model.modules()}
+    for module in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _table(costs: list[LayerCost]) -> Table:
+    table = Table("layer", "strategy", "why", title="how layers are evaluated", title_justify="left")
+    table.add_column("mixing (MMAC)", justify="right")
+    table.add_column("product (MMAC)", justify="right")
+    for cost in costs:
+        table.add_row(cost.layer, cost.strategy, cost.reason, f"{cost.mixing / 1e6:,.1f}", f"{cost.product / 1e6:,.1f}")
+    table.add_section()
+    mixing, product = sum(cost.mixing for cost in costs), sum(cost.product for cost in costs)
+    table.add_row("all", "", "", f"{mixing / 1e6:,.1f}", f"{product / 1e6:,.1f}")
+    return table

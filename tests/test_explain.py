@@ -1,0 +1,69 @@
+"""explain: what it prints is what runs, and it leaves no trace."""
+
+import pytest
+import torch
+from torch import nn
+
+import kernelwarehouse as kw
+from kernelwarehouse.assemble import force
+from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.explain import explain
+from kernelwarehouse.inference import prepare_inference
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.Conv2d(16, 16, 3, groups=16, padding="same", padding_mode="reflect"),
+        nn.BatchNorm2d(16),
+        nn.Conv2d(16, 32, 1),
+        nn.Flatten(2),
+        nn.Linear(36, 5),
+        nn.Linear(5, 3),
+    )
+    return kw.convert(model, kw.plan(model, WarehouseConfig(budget=2)))
+
+
+def test_layers_strategies_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    costs = {cost.layer: cost for cost in explain(_model(), torch.randn(2, 3, 8, 8))}
+    printed = capsys.readouterr().out
+    assert list(costs) == ["1", "2", "4", "6"]
+    assert all(name in printed for name in ("layer", "strategy", "why", "mixing", "product"))
+    assert costs["2"].strategy == "plain"
+    assert "depth-wise" in costs["2"].reason
+    # Two samples, 36 output positions, 9 kernel positions of 16 x 16 channels; mixed from all cells of the warehouse.
+    assert costs["1"].product == 2 * 36 * 9 * 16 * 16
+    cells = len(_model()[1].warehouse.cells)
+    assert costs["1"].mixing == 2 * cells * 9 * 16 * 16
+    assert costs["6"].product == 2 * 32 * 36 * 5
+
+
+def test_forced_and_prepared_ways_are_seen() -> None:
+    model, example = _model().eval(), torch.randn(64, 3, 8, 8)
+    with force("grouped"):
+        assert {cost.strategy for cost in explain(model, example)} == {"grouped"}
+    kw.set_temperature(model, 0.0)
+    prepared = prepare_inference(model, batch=64).layers
+    assert prepared
+    costs = explain(model, example)
+    assert {cost.layer for cost in costs if cost.strategy == "basis"} == set(prepared)
+    hidden = model[1].attention.shape.hidden
+    assert next(cost for cost in costs if cost.layer == "1").mixing == 64 * (hidden + 1) * 9 * 16 * 16
+
+
+def test_model_is_left_as_it_was() -> None:
+    model = _model().train()
+    model[3].eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    explain(model, torch.randn(2, 3, 8, 8))
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_static_model_is_refused() -> None:
+    with pytest.raises(kw.KernelWarehouseError, match="Linear has no layer with a warehouse"):
+        explain(nn.Linear(2, 2), torch.randn(1, 2))
