@@ -1,11 +1,18 @@
 """What the compared convolutions share: the fixed facts of the layer they replace, and how new weights start."""
 
+import math
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from kernelwarehouse.assemble import Geometry
+from kernelwarehouse.assemble import Geometry, apply_kernels
 from kernelwarehouse.errors import ConvertError
 from kernelwarehouse.partition import Partition
+
+KERNEL_NUMBERS_AT_ONCE = 2 << 20
+"""Larger temporaries are mapped and page-faulted anew by the allocator on every call."""
 
 
 def geometry_of(layer: nn.Conv2d | nn.Linear) -> Geometry:
@@ -25,6 +32,25 @@ def geometry_of(layer: nn.Conv2d | nn.Linear) -> Geometry:
 def pooled(x: Tensor) -> Tensor:
     """Global average pooling: `[batch, channels, *space]` -> `[batch, channels]`."""
     return x.flatten(2).mean(2)
+
+
+def convolve(x: Tensor, make_kernels: Callable[..., Tensor], controls: Sequence[Tensor], geometry: Geometry) -> Tensor:
+    """Apply to every sample its own kernel, where `make_kernels(*controls)` gives `[batch, out, in / groups, *k]`.
+
+    Every control has the batch as its first axis. Only the kernels of a few samples exist at a time, and none is kept
+    for the backward pass, which makes them again: kept, they would take batch times the layer's parameters.
+    """
+
+    def run(x: Tensor, *controls: Tensor) -> Tensor:
+        return apply_kernels(x, make_kernels(*controls), geometry)
+
+    if torch.compiler.is_compiling():
+        return run(x, *controls)
+    samples = max(1, KERNEL_NUMBERS_AT_ONCE // math.prod(geometry.partition.kernel_shape))
+    parts = zip(x.split(samples), *(control.split(samples) for control in controls), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.cat([run(*part) for part in parts])
+    return torch.cat([checkpoint(run, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
 
 
 def with_bias(out: Tensor, bias: Tensor | None) -> Tensor:

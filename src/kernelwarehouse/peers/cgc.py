@@ -12,9 +12,8 @@ import math
 
 from torch import Tensor, nn
 
-from kernelwarehouse.assemble import apply_kernels
 from kernelwarehouse.errors import ConvertError
-from kernelwarehouse.peers._conv import geometry_of, with_bias
+from kernelwarehouse.peers._conv import convolve, geometry_of, with_bias
 from kernelwarehouse.peers._surgery import convolutions, replaced
 
 GROUP = 16
@@ -49,15 +48,16 @@ class CGConv2d(nn.Module):
         self.to(conv.weight)  # the new parts go where the old ones are
 
     def forward(self, x: Tensor) -> Tensor:
-        size = self.geometry.kernel_size
         code = self.encode(self.pool(x).flatten(2))  # [batch, in, code]
         in_gate = self.in_gate(self.in_norm(code).relu())
         grouped = self.mix_norm(code).relu().unflatten(1, (-1, self.group))
         mixed = self.mix(grouped.transpose(2, 3)).transpose(2, 3).flatten(1, 2)  # [batch, out, code]
         out_gate = self.out_gate(self.out_norm(mixed).relu())
-        gate = (in_gate[:, None] + out_gate[:, :, None]).sigmoid().unflatten(3, size)
-        out = apply_kernels(x, self.weight * gate, self.geometry)
-        return with_bias(out, self.bias)
+        return with_bias(convolve(x, self._kernels, (in_gate, out_gate), self.geometry), self.bias)
+
+    def _kernels(self, in_gate: Tensor, out_gate: Tensor) -> Tensor:
+        gate = (in_gate[:, None] + out_gate[:, :, None]).sigmoid()
+        return self.weight * gate.unflatten(3, self.geometry.kernel_size)
 
 
 def convert(model: nn.Module) -> nn.Module:

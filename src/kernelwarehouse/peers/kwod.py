@@ -10,10 +10,10 @@ import math
 
 from torch import Tensor, nn
 
-from kernelwarehouse.assemble import apply_kernels, assemble_kernels, evaluate
+from kernelwarehouse.assemble import assemble_kernels, evaluate
 from kernelwarehouse.errors import ConvertError
 from kernelwarehouse.layers import Conv2d
-from kernelwarehouse.peers._conv import head, pooled, with_bias
+from kernelwarehouse.peers._conv import convolve, head, pooled, with_bias
 from kernelwarehouse.peers._surgery import replaced
 
 
@@ -42,10 +42,13 @@ class KWODConv2d(nn.Module):
         if self.position is None:
             out = evaluate(x, weights, cells, geometry)
         else:
-            kernels = assemble_kernels(weights, cells, geometry.partition)
-            position = self.position(hidden).sigmoid().view(-1, 1, 1, *geometry.kernel_size)
-            out = apply_kernels(x, kernels * position, geometry)
+            out = convolve(x, self._kernels, (weights, self.position(hidden).sigmoid()), geometry)
         return with_bias(out * self.filter(hidden).sigmoid()[:, :, None, None], self.conv.bias)
+
+    def _kernels(self, weights: Tensor, position: Tensor) -> Tensor:
+        geometry = self.conv.geometry
+        kernels = assemble_kernels(weights, self.conv.warehouse.cells, geometry.partition)
+        return kernels * position.unflatten(1, geometry.kernel_size)[:, None, None]
 
 
 def convert(model: nn.Module) -> nn.Module:

@@ -13,8 +13,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from kernelwarehouse.assemble import apply_kernels, assemble_kernels, evaluate
-from kernelwarehouse.peers._conv import expert_kernels, geometry_of, head, pooled, with_bias
+from kernelwarehouse.assemble import assemble_kernels, evaluate
+from kernelwarehouse.peers._conv import convolve, expert_kernels, geometry_of, head, pooled, with_bias
 from kernelwarehouse.peers._surgery import convolutions, replaced
 from kernelwarehouse.peers.dyconv import ExpertAttention, KernelAttention
 
@@ -47,13 +47,15 @@ class ODConv2d(nn.Module):
         if self.position is None:
             out = evaluate(x, experts, self.weight, self.geometry)
         else:
-            kernels = assemble_kernels(experts, self.weight, self.geometry.partition)
             position = (self.position(hidden) / softening).sigmoid()
-            kernels = kernels * position.view(-1, 1, 1, *self.geometry.kernel_size)
-            out = apply_kernels(x, kernels, self.geometry)
+            out = convolve(x, self._kernels, (experts, position), self.geometry)
         if self.filter is not None:
             out = out * (self.filter(hidden) / softening).sigmoid()[:, :, None, None]
         return with_bias(out, self.bias)
+
+    def _kernels(self, experts: Tensor, position: Tensor) -> Tensor:
+        kernels = assemble_kernels(experts, self.weight, self.geometry.partition)
+        return kernels * position.unflatten(1, self.geometry.kernel_size)[:, None, None]
 
 
 def convert(

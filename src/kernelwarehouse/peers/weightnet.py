@@ -7,9 +7,8 @@ The first half of the flattened (in, k, k) axis of output o is scaled by a[2 o],
 
 from torch import Tensor, nn
 
-from kernelwarehouse.assemble import apply_kernels
 from kernelwarehouse.errors import ConvertError
-from kernelwarehouse.peers._conv import geometry_of, pooled, with_bias
+from kernelwarehouse.peers._conv import convolve, geometry_of, pooled, with_bias
 from kernelwarehouse.peers._surgery import convolutions, replaced, residual_blocks
 
 
@@ -30,9 +29,11 @@ class WeightNetConv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scales = self.scales(self.reduce(pooled(x))).sigmoid()
+        return with_bias(convolve(x, self._kernels, (scales,), self.geometry), self.bias)
+
+    def _kernels(self, scales: Tensor) -> Tensor:
         halves = self.weight.view(self.geometry.out_channels, 2, -1) * scales.unflatten(1, (-1, 2))[..., None]
-        out = apply_kernels(x, halves.view(x.shape[0], *self.weight.shape), self.geometry)
-        return with_bias(out, self.bias)
+        return halves.view(scales.shape[0], *self.weight.shape)
 
 
 def convert(model: nn.Module) -> nn.Module:
