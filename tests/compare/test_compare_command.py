@@ -50,13 +50,14 @@ def test_files_are_checked_before_anything_is_measured(tmp_path, capsys):
 
 def test_the_whole_command(tmp_path, capsys):
     table, markdown, picture = (tmp_path / f"costs.{suffix}" for suffix in ("json", "md", "png"))
-    arguments = ["--quick", "--rounds", "1", "--image-size", "32", "--batch-size", "2", "--format", "csv"]
+    arguments = ["--quick", "--prepare", "--rounds", "1", "--image-size", "32", "--batch-size", "2", "--format", "csv"]
     status = run(
         "kw1x_mobilenetv2_050", *arguments, "--output", str(table), "--output", str(markdown), "--plot", str(picture)
     )
     assert status == 0
     content = json.loads(table.read_text())
     assert [network["name"] for network in content["networks"]] == ["mobilenetv2_050", "kw1x_mobilenetv2_050"]
+    assert content["setting"]["prepare"]
     static, warehouse = content["networks"]
     assert static["training_ratio"] == 1
     assert warehouse["parameters"] == 2_854_522

@@ -57,6 +57,12 @@ def test_markdown_and_text_show_the_same_cells():
     assert [cell.strip() for cell in line.strip("│").split("│")] == expected
 
 
+def test_the_legend_says_what_was_prepared():
+    rows = make_rows(COSTS)
+    assert "prepare_inference" in as_markdown(rows, Setting(prepare=True))
+    assert "prepare_inference" not in as_markdown(rows, Setting())
+
+
 def test_csv_and_json_read_back():
     rows = make_rows(COSTS)
     read = list(csv.DictReader(io.StringIO(as_csv(rows))))

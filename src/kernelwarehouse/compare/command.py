@@ -34,6 +34,7 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--batch-size", type=int, help=f"default {Setting.batch_size}")
     parser.add_argument("--rounds", type=int, help=f"how often each time is taken (default {Setting.rounds})")
     parser.add_argument("--threads", type=int, help=f"default {Setting.threads}")
+    parser.add_argument("--prepare", action="store_true", help="time inference after kernelwarehouse.prepare_inference")
     parser.add_argument("--format", choices=FORMATS.values(), default="text", help="of what is printed (text)")
     parser.add_argument(
         "--output",
@@ -50,7 +51,9 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
 def run(arguments: argparse.Namespace) -> int:
     setting = QUICK if arguments.quick else Setting()
     given = {name: getattr(arguments, name) for name in ("image_size", "batch_size", "rounds", "threads")}
-    setting = replace(setting, **{name: value for name, value in given.items() if value is not None})
+    setting = replace(
+        setting, prepare=arguments.prepare, **{name: value for name, value in given.items() if value is not None}
+    )
     for path in arguments.output:
         if path.suffix not in FORMATS:
             raise MeasurementError(f"table {path} has no known form; its name must end in {', '.join(FORMATS)}")

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import timm
 import torch
@@ -14,19 +15,23 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernelwarehouse.assemble import force
 from kernelwarehouse.errors import ConfigError, MeasurementError
+from kernelwarehouse.inference import prepare_inference
+from kernelwarehouse.layers import WarehouseLayer
 from kernelwarehouse.temperature import HasTemperature
 from kernelwarehouse.zoo import EVERY_PRESET, find_preset
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How to measure. `rounds` is how often a network and its backbone are timed in turn."""
+    """How to measure. `rounds` is how often a network and its backbone are timed in turn; with `prepare`, networks with
+    warehouses are timed in inference after `prepare_inference` at its default memory limit."""
 
     image_size: int = 224
     batch_size: int = 16
     rounds: int = 7
     threads: int = 1
     classes: int = 1000
+    prepare: bool = False
 
     def __post_init__(self) -> None:
         for name in ("image_size", "batch_size", "rounds", "threads", "classes"):
@@ -145,23 +150,27 @@ def measure(name: str, setting: Setting, tick: Callable[[str], None] = lambda wh
 def _time(networks: list[nn.Module], setting: Setting, tick: Callable[[str], None]) -> tuple[Times, Times]:
     """The first network's times, and their ratio to the last's (the backbone's): medians over the rounds."""
     images, labels = random_batch(setting)
-
-    def inference(model: nn.Module, batch: Tensor) -> Callable[[], object]:
-        return lambda: model(batch)
-
     absolute, ratios = [], []
     for what in ("single", "batch", "training"):
         if what == "training":
             seconds = _in_turn([training_step(model, images, labels) for model in networks], setting.rounds)
-        else:
-            batch = images[:1] if what == "single" else images
-            with torch.inference_mode():
-                calls = [inference(model.eval(), batch) for model in networks]
-                seconds = _in_turn(calls, setting.rounds * (3 if what == "single" else 1))
+        elif what == "batch":
+            seconds = _inference_seconds(networks, images, setting.rounds, setting.prepare)
+        else:  # one image is quick, and its time scatters the more
+            seconds = _inference_seconds(networks, images[:1], 3 * setting.rounds, setting.prepare)
         absolute.append(statistics.median(row[0] for row in seconds))
         ratios.append(statistics.median(row[0] / row[-1] for row in seconds))
         tick(what)
     return Times(*absolute), Times(*ratios)
+
+
+@torch.inference_mode()
+def _inference_seconds(networks: list[nn.Module], images: Tensor, rounds: int, prepare: bool) -> list[list[float]]:
+    for model in networks:
+        model.eval()
+        if prepare and any(isinstance(module, WarehouseLayer) for module in model.modules()):
+            prepare_inference(model, batch=len(images))
+    return _in_turn([partial(model, images) for model in networks], rounds)
 
 
 def training_memory(name: str, setting: Setting) -> int | None:

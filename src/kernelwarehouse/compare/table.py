@@ -108,11 +108,13 @@ def columns(rows: Sequence[Row], setting: Setting) -> dict[str, Callable[[Row], 
 
 
 def legend(setting: Setting) -> str:
+    prepared = " Networks with warehouses are timed after `prepare_inference`." if setting.prepare else ""
     return (
         f"{setting.image_size}x{setting.image_size} images, {setting.threads} thread(s), medians of {setting.rounds} "
         f"rounds in turn with the static backbone. MACs, times (infer: one image and {setting.batch_size}; train: one "
         f"step on {setting.batch_size}) and the peak memory of a training step are parts of the backbone's. 'paper' "
         "and 'top-1' are printed in the paper (ImageNet), FPS and memory on its GPU, as parts of the backbone's."
+        + prepared
     )
 
 
