@@ -6,7 +6,7 @@ import torch
 import torchvision
 from torch import nn
 
-from kernelwarehouse.errors import ConvertError, PlanError
+from kernelwarehouse.errors import ConfigError, ConvertError, PlanError
 from kernelwarehouse.peers import cgc, condconv, dcd, dyconv, odconv, se, weightnet
 from kernelwarehouse.peers.condconv import CondConv2d, CondLinear, RoutedBlock
 from kernelwarehouse.peers.dyconv import DYConv2d
@@ -71,9 +71,11 @@ def test_excluded_layers_stay_static():
     assert len([name for name in left if name.startswith("layer4")]) == 5
 
 
-def test_mode_is_kept():
-    model = timm.create_model("resnet18", num_classes=3).eval()
-    assert not any(module.training for module in dyconv.convert(model).modules())
+@pytest.mark.parametrize("make", [se.convert, dcd.convert, condconv.convert, dyconv.convert])
+def test_mode_is_kept(make):
+    model = on_meta("resnet18", num_classes=3)
+    assert all(module.training for module in make(model).modules())
+    assert not any(module.training for module in make(model.eval()).modules())
 
 
 def test_what_cannot_be_converted_is_named():
@@ -83,6 +85,10 @@ def test_what_cannot_be_converted_is_named():
         odconv.convert(nn.Linear(3, 3))
     with pytest.raises(ConvertError, match=r"'layer1.0' has been converted already"):
         dcd.convert(dcd.convert(on_meta("resnet18")))
+    with pytest.raises(ConvertError, match="blocks is 9; ResNet has 8"):
+        condconv.convert(on_meta("resnet18"), blocks=9)
+    with pytest.raises(ConfigError, match="experts is 0"):
+        dyconv.convert(on_meta("resnet18"), experts=0)
     with pytest.raises(PlanError, match="layer9"):
         odconv.convert(on_meta("resnet18"), exclude=("layer9",))
     with pytest.raises(ConvertError, match="pads by 'same'"):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kernelwarehouse.assemble import Geometry, apply_kernels
+from kernelwarehouse.config import check_positive
 from kernelwarehouse.errors import ConvertError
 from kernelwarehouse.partition import Partition
 
@@ -59,6 +60,7 @@ def with_bias(out: Tensor, bias: Tensor | None) -> Tensor:
 
 def expert_kernels(kernel: Tensor, experts: int) -> nn.Parameter:
     """Fresh kernels `[experts, *kernel.shape]`, each kaiming-normal with the fan-out of one kernel."""
+    check_positive(experts, "experts")
     kernels = torch.empty(experts, *kernel.shape, device=kernel.device, dtype=kernel.dtype)
     for expert in kernels:
         nn.init.kaiming_normal_(expert, mode="fan_out", nonlinearity="relu")

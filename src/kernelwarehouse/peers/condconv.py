@@ -77,10 +77,16 @@ class CondLinear(nn.Module):
 
 def convert(model: nn.Module, experts: int = 8, blocks: int = 3) -> nn.Module:
     """A copy of a ResNet with experts in its last residual blocks (shortcuts stay static) and in the classifier."""
-    chosen = residual_blocks(model)[-blocks:]
+    found = residual_blocks(model)
+    if not 1 <= blocks <= len(found):
+        raise ConvertError(f"blocks is {blocks}; {type(model).__name__} has {len(found)}: 1 to {len(found)} are wanted")
+    chosen = found[-blocks:]
     layers = [name for block in chosen for name in block.convolutions]
     new: dict[str, Callable[[Any], nn.Module]] = dict.fromkeys(layers, partial(CondConv2d, experts=experts))
     new |= dict.fromkeys(classifier(model), partial(CondLinear, experts=experts))
     converted = replaced(model, new)
-    routed = {block.name: partial(RoutedBlock, in_channels=block.in_channels, experts=experts) for block in chosen}
-    return replace_modules(converted, {name: make(converted.get_submodule(name)) for name, make in routed.items()})
+    routed: dict[str, nn.Module] = {}
+    for part in chosen:
+        block = converted.get_submodule(part.name)
+        routed[part.name] = RoutedBlock(block, part.in_channels, experts).train(block.training)
+    return replace_modules(converted, routed)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kernelwarehouse.assemble import evaluate
+from kernelwarehouse.attention import Attention
 from kernelwarehouse.config import check_choice
 from kernelwarehouse.peers._conv import expert_kernels, geometry_of, head, pooled, with_bias
 from kernelwarehouse.peers._surgery import convolutions, replaced
@@ -23,14 +24,13 @@ from kernelwarehouse.temperature import HasTemperature
 KernelAttention = Literal["softmax", "caf"]
 HOTTEST = 30.0
 """T at the start of training."""
-EPSILON = 1e-3
 
 
 class ExpertAttention(HasTemperature):
     """From logits `[batch, experts]` to the weights of the experts."""
 
-    def __init__(self, function: KernelAttention, device: torch.device | str | None = None) -> None:
-        super().__init__(device=device)
+    def __init__(self, function: KernelAttention) -> None:
+        super().__init__()
         check_choice(function, "attention", get_args(KernelAttention))
         self.function = function
 
@@ -44,8 +44,9 @@ class ExpertAttention(HasTemperature):
         if self.function == "softmax":
             return torch.softmax(logits / self.softening(logits.dtype), dim=1)
         tau = self.tau(logits.dtype)
-        start = nn.functional.one_hot(logits.new_zeros((), dtype=torch.int64), logits.shape[1])
-        return tau * start + (1 - tau) * logits / (logits.abs().sum(1, keepdim=True) + EPSILON)
+        start = torch.zeros_like(logits)
+        start[:, 0] = 1
+        return tau * start + (1 - tau) * logits / Attention.normaliser(logits)
 
     def extra_repr(self) -> str:
         return f"function={self.function}"
