@@ -58,11 +58,11 @@ class DYConv2d(nn.Module):
     def __init__(self, conv: nn.Conv2d, experts: int = 4, attention: KernelAttention = "softmax") -> None:
         super().__init__()
         self.geometry = geometry_of(conv)
+        self.weight = expert_kernels(conv.weight, experts)
         hidden = max(conv.in_channels // 4, 4)
         self.squeeze = head(conv.in_channels, hidden)
         self.excite = head(hidden, experts)
         self.attention = ExpertAttention(attention)
-        self.weight = expert_kernels(conv.weight, experts)
         self.bias = conv.bias
         self.to(conv.weight)  # the new parts go where the old ones are
 

@@ -25,6 +25,7 @@ class ODConv2d(nn.Module):
     def __init__(self, conv: nn.Conv2d, experts: int = 4, attention: KernelAttention = "softmax") -> None:
         super().__init__()
         self.geometry = geometry_of(conv)
+        self.weight = expert_kernels(conv.weight, experts)
         hidden = max(conv.in_channels // 16, 16)
         self.squeeze = head(conv.in_channels, hidden, bias=False)
         self.norm = nn.BatchNorm1d(hidden)
@@ -35,7 +36,6 @@ class ODConv2d(nn.Module):
         self.position = None if positions == 1 else head(hidden, positions)
         self.kernel = head(hidden, experts)
         self.attention = ExpertAttention(attention)
-        self.weight = expert_kernels(conv.weight, experts)
         self.bias = conv.bias
         self.to(conv.weight)  # the new parts go where the old ones are
 
