@@ -1,0 +1,52 @@
+"""Tables and files of results."""
+
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelwarehouse.assemble.build import load_native
+
+FOLDER = Path(__file__).parent / "results"
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """What the figures were measured on."""
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "processor": models[0] if models else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "load when started": [round(load, 2) for load in os.getloadavg()],
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "compiled kernels": load_native(),
+        "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")} or "default",
+        "commit": commit.stdout.strip(),
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+    }
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    """Written aside and renamed, so that a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as file:
+        json.dump(data, file, indent=1)
+        file.write("\n")
+    os.replace(file.name, path)
+
+
+def verdict(ratio: float, most: float | None) -> str:
+    if most is None:
+        return ""
+    return f"{most:.2f} [green]met[/]" if ratio <= most else f"{most:.2f} [red]missed[/]"
