@@ -1,7 +1,7 @@
 """How time and memory grow with batch, budget and width: ResNet18, static, plain and ours.
 
-One of the three is varied at a time, the others stay at batch 8, budget 1 and width 1. Memory is that of a training step,
-taken in a process of its own.
+One of the three is varied at a time, the others stay at batch 8, budget 1 and width 1. Memory is that of a training
+step, taken in a process of its own.
 """
 
 import argparse

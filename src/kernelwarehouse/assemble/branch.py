@@ -31,6 +31,8 @@ def fused_coefficients(attention: "Attention", pooled: Tensor, epsilon: float) -
 
 
 def _applies(attention: "Attention", pooled: Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return False
     norm, shape, fc1, fc2 = attention.norm, attention.shape, attention.fc1, attention.fc2
     if torch.is_grad_enabled() or norm.training or pooled.device.type != "cpu" or pooled.dtype != torch.float32:
         return False
@@ -40,7 +42,7 @@ def _applies(attention: "Attention", pooled: Tensor) -> bool:
         return False
     if fc1._forward_hooks or fc2._forward_hooks or norm._forward_hooks:  # somebody wants to see the steps
         return False
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or type(pooled) is not Tensor:
+    if torch.is_autocast_enabled("cpu") or type(pooled) is not Tensor:
         return False
     return fc1.weight.dtype == torch.float32 and norm.running_mean is not None and len(pooled) > 0 and load_native()
 

@@ -46,20 +46,20 @@ def force(strategy: str) -> Iterator[None]:
 
 
 def forced() -> str | None:
-    """The strategy that a `with force(...)` around the caller asks for."""
-    return _forced.get()
+    """The strategy that a `with force(...)` around the caller asks for; compilers do not see it."""
+    return None if torch.compiler.is_compiling() else _forced.get()
 
 
 def choose(x: Tensor, geometry: Geometry) -> Choice:
     """How to evaluate a layer on this input."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return Choice("plain", "traced: compilers and function transforms should see the definition")
     wanted = forced()
     if wanted is not None:
         if wanted == "native":
             native.require(x, geometry)
         return Choice(wanted, "forced")
-    if torch.compiler.is_compiling():
-        return Choice("plain", "traced: a compiler should see the definition")
-    if x.numel() == 0:
+    if x.numel() == 0 or x.device.type == "meta":
         return Choice("plain", "nothing to compute")
     if geometry.groups > 1 and geometry.partition.kernel_shape[1] == 1:
         return Choice("plain", "depth-wise: the kernels are small enough to keep")

@@ -20,7 +20,9 @@ def evaluate(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) ->
     """
     _check(x, attention, cells, geometry)
     device = x.device.type
-    if torch.is_autocast_enabled(device):
+    # Autocast leaves float64 alone, and devices such as meta have none.
+    casts = x.dtype != torch.float64 and torch.amp.is_autocast_available(device)
+    if casts and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         x, attention, cells = x.to(dtype), attention.to(dtype), cells.to(dtype)
         with torch.autocast(device, enabled=False):

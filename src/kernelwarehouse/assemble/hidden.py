@@ -64,7 +64,7 @@ class Prepared:
 
     def pays(self, x: Tensor, attention: Attention, geometry: Geometry) -> bool:
         """Whether the basis is to be used for this input, gradients aside."""
-        if forced() is not None or torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+        if torch.compiler.is_compiling() or forced() is not None or torch.is_autocast_enabled(x.device.type):
             return False
         if x.dtype != self.basis.dtype or x.device != self.basis.device or x.numel() == 0:
             return False

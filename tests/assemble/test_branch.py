@@ -1,0 +1,81 @@
+"""The attention branch as one call gives what its steps give."""
+
+import pytest
+import torch
+
+from kernelwarehouse.assemble import force
+from kernelwarehouse.assemble.branch import fused_attention, fused_coefficients
+from kernelwarehouse.attention import NORMALISER_EPS, Attention, AttentionShape
+from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.layers import Conv2d
+
+
+def _attention(tau: float, **changes: object) -> Attention:
+    torch.manual_seed(0)
+    shape = AttentionShape(12, mixtures=3, cells=21, hidden=16, **changes)
+    beta = torch.zeros(3, 21, dtype=torch.bool)
+    beta[torch.arange(3), torch.arange(3) * 5] = True
+    attention = Attention(shape, beta)
+    attention.set_temperature(tau)
+    for name, tensor in attention.state_dict().items():
+        if name in ("norm.running_mean", "norm.bias", "fc2.bias"):
+            tensor.copy_(torch.randn(tensor.shape) * 0.3)
+        if name == "norm.running_var":
+            tensor.copy_(torch.rand(tensor.shape) + 0.5)
+    return attention.eval()
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("batch", [1, 5])
+@torch.no_grad()
+def test_same_weights(tau: float, batch: int) -> None:
+    attention, pooled = _attention(tau), torch.randn(batch, 12)
+    fused = fused_attention(attention, pooled, NORMALISER_EPS)
+    assert fused is not None
+    with force("plain"):
+        torch.testing.assert_close(fused, attention(pooled), rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_zero_logits_give_no_nan() -> None:
+    attention = _attention(0.0)
+    attention.fc2.weight.zero_()
+    attention.fc2.bias.zero_()
+    assert not attention(torch.randn(2, 12)).any()
+
+
+@torch.no_grad()
+def test_coefficients() -> None:
+    attention, pooled = _attention(0.0), torch.randn(4, 12)
+    coefficients = fused_coefficients(attention, pooled, NORMALISER_EPS)
+    assert coefficients is not None
+    hidden = attention.hidden(pooled)
+    torch.testing.assert_close(coefficients[0], torch.cat([hidden, torch.ones(4, 1)], 1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        coefficients[1], 1 / attention.normaliser(attention.logits(hidden)).squeeze(-1), rtol=1e-5, atol=1e-6
+    )
+
+
+@torch.no_grad()
+def test_steps_are_taken_where_one_call_does_not_apply() -> None:
+    pooled = torch.randn(2, 12)
+    ways = [_attention(0.0, norm="layer"), _attention(0.0, function="softmax"), _attention(0.0).double()]
+    for attention in ways:
+        assert fused_attention(attention, pooled.to(attention.fc1.weight.dtype), NORMALISER_EPS) is None
+    attention = _attention(0.0)
+    seen = []
+    attention.fc2.register_forward_hook(lambda *_: seen.append(1))
+    attention(pooled)
+    assert seen == [1]
+    with torch.enable_grad():
+        assert fused_attention(_attention(0.0), pooled, NORMALISER_EPS) is None
+
+
+def test_layer_gives_the_same_with_and_without_gradients() -> None:
+    torch.manual_seed(0)
+    layer = Conv2d(16, 16, 3, config=WarehouseConfig(2)).eval()
+    layer.attention.set_temperature(0.2)
+    x = torch.randn(3, 16, 7, 7)
+    with torch.no_grad():
+        inferred = layer(x)
+    torch.testing.assert_close(inferred, layer(x).detach(), rtol=1e-4, atol=1e-5)
