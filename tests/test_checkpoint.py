@@ -123,6 +123,23 @@ def test_a_failed_save_leaves_the_old_files(step: str, tmp_path: Path, monkeypat
     assert torch.equal(outputs(kw.load(tmp_path, model=Own()))[0], outputs(first)[0])
 
 
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    foreign = tmp_path / "model-00001-of-00002.safetensors"
+    foreign.write_bytes(b"not ours")
+    kw.save(converted(Own()), tmp_path)
+    kw.save(converted(Own()), tmp_path)
+    assert foreign.read_bytes() == b"not ours"
+    with pytest.raises(kw.CheckpointError, match="could not be saved"):
+        kw.save(converted(Own()), foreign)
+
+
+def test_segmentation_models_are_rebuilt_without_downloads(tmp_path: Path) -> None:
+    build = torchvision.models.segmentation.lraspp_mobilenet_v3_large
+    model = build(weights=None, weights_backbone=None, num_classes=4)
+    kw.save(kw.convert(model, kw.plan(model)), tmp_path)
+    assert kw.load(tmp_path)(X)["out"].shape == (2, 4, 32, 32)
+
+
 def test_damaged_and_foreign_directories(tmp_path: Path) -> None:
     with pytest.raises(kw.CheckpointError, match="nowhere"):
         kw.load(tmp_path / "nowhere")
@@ -142,6 +159,7 @@ def test_damaged_and_foreign_directories(tmp_path: Path) -> None:
         ({"architecture": {"library": "pip", "name": "x"}}, "pip"),
         ({"architecture": {"library": "timm", "name": "resnet18", "arguments": {"wings": 2}}}, "wings"),
         ({"architecture": {"lib": "timm"}}, "none"),
+        ({"plan": {"version": 1}}, "damaged plan"),
         ({"architecture": {"library": "timm", "name": "resnet18", "arguments": {}}, "plan": None}, "does not fit"),
     ]
     for change, message in broken:

@@ -3,6 +3,7 @@ import json
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 import kernelwarehouse as kw
@@ -41,6 +42,10 @@ def test_texts_and_fractions_become_numbers() -> None:
     assert FULL.overrides[1].reduction == 0.125
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert kw.WarehouseConfig(budget=np.float32(0.5)).budget == 0.5
+
+
 def test_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         kw.WarehouseConfig().budget = 2  # type: ignore[misc]
@@ -55,6 +60,13 @@ def test_frozen() -> None:
         ("budget", -1),
         ("budget", "half"),
         ("budget", "1/0"),
+        ("budget", "1e400"),
+        ("budget", 10**400),
+        ("budget", 1e12),
+        ("spatial_partition", "no"),
+        ("max_layers", True),
+        ("overrides", None),
+        ("overrides", [{"pattern": "layer1"}]),
         ("budget", True),
         ("budget", None),
         ("in_ratio", 1.5),

@@ -145,3 +145,36 @@ def test_modules_are_replaced_everywhere_they_are_used() -> None:
     replace_modules(model, {"0": new})
     assert model[0] is new
     assert model[1][1] is new
+
+
+def test_plans_that_do_not_mention_a_layer_are_for_another_model() -> None:
+    with torch.device("meta"):
+        small, large = timm.create_model("resnet18"), timm.create_model("resnet34")
+    with pytest.raises(kw.PlanError, match=r"layer1\.2\.conv1"):
+        kw.convert(large, kw.plan(small))
+
+
+def test_hooks_move_to_the_new_layer() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    converted = kw.convert(model, kw.plan(model))
+    x = torch.randn(2, 4, 6, 6)
+    torch.testing.assert_close(converted(x), model(x))
+
+
+def test_whoever_reads_a_weight_is_told_what_to_do() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3))
+    converted = kw.convert(model, kw.plan(model))
+    with pytest.raises(AttributeError, match="exclude"):
+        _ = converted[0].weight
+    assert not hasattr(converted[0], "weight")
+
+
+def test_memory_formats_leave_the_cells_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 8, 3))
+    converted = kw.convert(model, kw.plan(model))
+    x = torch.randn(2, 4, 6, 6)
+    expected = converted(x)
+    moved = converted.to(memory_format=torch.channels_last)
+    assert moved[0].warehouse.cells.is_contiguous()
+    torch.testing.assert_close(moved(x.to(memory_format=torch.channels_last)), expected)

@@ -214,3 +214,32 @@ def test_mismatched_parts_are_refused() -> None:
     one, other = layers.Conv2d(4, 4, 3), layers.Conv2d(4, 4, 1)
     with pytest.raises(kw.KernelWarehouseError, match="9 mixtures"):
         layers.Conv2d(4, 4, 1, source=layers.Source(other.warehouse, one.attention))
+
+
+def test_an_empty_token_axis() -> None:
+    layer = layers.Linear(8, 12)
+    layer(torch.randn(2, 0, 8)).sum().backward()
+    assert torch.isfinite(layer.warehouse.cells.grad).all()
+
+
+def test_inputs_smaller_than_the_kernel_are_refused() -> None:
+    with pytest.raises(kw.KernelWarehouseError, match="smaller"):
+        layers.Conv1d(4, 4, 3)(torch.randn(2, 4, 2))
+
+
+def test_traces_whole_and_under_function_transforms() -> None:
+    layer = layers.Conv2d(4, 4, 3).eval()
+    x = torch.randn(2, 4, 6, 6)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x))
+    parameters = dict(layer.named_parameters())
+    gradients = torch.func.grad(lambda p: torch.func.functional_call(layer, p, (x,)).square().sum())(parameters)
+    layer(x).square().sum().backward()
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(gradients[name], parameter.grad)
+
+
+def test_float64_stays_float64_under_autocast() -> None:
+    layer = layers.Conv2d(4, 4, 3, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(2, 4, 6, 6, dtype=torch.float64)).dtype == torch.float64

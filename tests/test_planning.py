@@ -256,3 +256,46 @@ def test_distributed_models_are_refused(tmp_path: object) -> None:
             kw.plan(nn.parallel.DistributedDataParallel(convolutions(8, 8)))
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "name", ["mobilenetv3_large_100", "efficientnet_b0", "regnety_002", "mixer_s16_224", "inception_v3", "resnetv2_50"]
+)
+def test_odd_widths_do_not_drag_the_others_down(name: str) -> None:
+    with torch.device("meta"):
+        plan = kw.plan(timm.create_model(name))
+    assert plan.parameters_after < 4 * plan.parameters_before
+    assert max(warehouse.mixtures for warehouse in plan.warehouses) <= 1024
+
+
+def test_layers_on_pooled_features_stay_static() -> None:
+    with torch.device("meta"):
+        assert "pooled" in reasons(timm.create_model("efficientnet_b0"))["blocks.0.0.se.conv_reduce"]
+        assert "pooled" in reasons(timm.create_model("resnetv2_50"))["head.fc"]
+
+
+class DataDependent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+        self.body = nn.Conv2d(8, 8, 3)
+        self.stem = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        if float(x.mean()) < 1e9:
+            x = self.body(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def test_an_example_shows_the_order_where_tracing_fails() -> None:
+    plan = kw.plan(DataDependent(), example=torch.randn(1, 3, 8, 8))
+    assert [layer.spec.name for layer in plan.layers] == ["body"]
+    assert {layer.name for layer in plan.static} == {"stem", "fc"}
+    with pytest.raises(kw.PlanError, match="example"):
+        kw.plan(DataDependent(), example=torch.randn(1, 4, 8, 8))
+
+
+def test_a_configuration_is_wanted() -> None:
+    with pytest.raises(kw.PlanError, match="WarehouseConfig"):
+        kw.plan(convolutions(8, 8), {"budget": 1})  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, Literal
 
 import timm
@@ -34,7 +35,10 @@ class Architecture:
                 case "timm":
                     return timm.create_model(self.name, **self.arguments)
                 case "torchvision":
-                    return torchvision.models.get_model(self.name, weights=None, **self.arguments)
+                    builder = torchvision.models.get_model_builder(self.name)
+                    # Segmentation and detection models would otherwise download weights for their backbones.
+                    inner = {"weights_backbone": None} if "weights_backbone" in signature(builder).parameters else {}
+                    return builder(weights=None, **inner, **self.arguments)
                 case _:
                     raise CheckpointError(f"models of library {self.library!r} cannot be built here")
         except CheckpointError:
@@ -65,8 +69,10 @@ def _guesses(model: nn.Module) -> Iterator[Architecture]:
     if isinstance(config, dict) and config.get("architecture"):
         yield Architecture("timm", config["architecture"], _timm_arguments(model))
     if type(model).__module__.startswith("torchvision.models"):
-        last = [module for module in model.modules() if isinstance(getattr(module, "out_features", None), int)]
-        arguments = {"num_classes": last[-1].out_features} if last else {}
+        layers = [module for name, module in model.named_modules() if ".attention." not in name]
+        widths = [getattr(module, "out_features", getattr(module, "out_channels", None)) for module in layers]
+        known = [width for width in widths if isinstance(width, int)]
+        arguments = {"num_classes": known[-1]} if known else {}
         for name in torchvision.models.list_models():
             builder = torchvision.models.get_model_builder(name)
             if builder.__module__ == type(model).__module__:

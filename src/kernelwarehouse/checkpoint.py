@@ -1,5 +1,6 @@
 """Save and load models: weights as safetensors, everything else as JSON."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from kernelwarehouse.architecture import Architecture, identify
 from kernelwarehouse.convert import convert, plan_of
-from kernelwarehouse.errors import CheckpointError
+from kernelwarehouse.errors import CheckpointError, PlanError
 from kernelwarehouse.plan import Plan
 
 FORMAT = 1
@@ -38,18 +39,22 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
         "plan": plan.to_dict() if plan else None,
     }
     aside = directory / f".{PLAN_FILE}.{secrets.token_hex(4)}"
+    old = _weights_in(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        old = _weights_in(directory)
         save_file(_unshared(model.state_dict()), weights)
         aside.write_text(json.dumps(description, indent=1), encoding="utf-8")
         os.replace(aside, directory / PLAN_FILE)
-    except Exception as error:
-        weights.unlink(missing_ok=True)
-        aside.unlink(missing_ok=True)
-        raise CheckpointError(f"the model could not be saved to {directory}: {error}") from error
-    for file in old:
-        file.unlink(missing_ok=True)
+    except BaseException as error:
+        for file in (weights, aside):
+            with contextlib.suppress(OSError):
+                file.unlink()
+        if isinstance(error, Exception):
+            raise CheckpointError(f"the model could not be saved to {directory}: {error}") from error
+        raise
+    if old is not None:
+        with contextlib.suppress(OSError):  # the new model is in place; an old file that stays does no harm
+            old.unlink()
 
 
 def load(directory: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -57,7 +62,10 @@ def load(directory: str | os.PathLike[str], model: nn.Module | None = None) -> n
     a new, unconverted `model` of the same class. The model comes in evaluation mode, on the CPU."""
     directory = Path(directory)
     description = _read_description(directory)
-    plan = Plan.from_dict(description["plan"]) if description["plan"] else None
+    try:
+        plan = Plan.from_dict(description["plan"]) if description["plan"] else None
+    except PlanError as error:
+        raise CheckpointError(f"{directory / PLAN_FILE} holds a damaged plan: {error}") from error
     if model is None:
         model = _rebuild(description, directory, plan)
     elif plan is not None:
@@ -101,8 +109,12 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _weights_in(directory: Path) -> list[Path]:
-    return sorted(directory.glob("model-*.safetensors"))
+def _weights_in(directory: Path) -> Path | None:
+    """The weights of the model that the directory holds now."""
+    try:
+        return directory / _read_description(directory)["weights"]
+    except CheckpointError:
+        return None
 
 
 def _unshared(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

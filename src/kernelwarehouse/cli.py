@@ -1,6 +1,7 @@
 """The `kernelwarehouse` command."""
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from kernelwarehouse.compare import add_parsers as add_compare_parser
 from kernelwarehouse.config import AttentionFunction, Norm, Sharing, Start, WarehouseConfig
-from kernelwarehouse.errors import KernelWarehouseError, UnknownPresetError
+from kernelwarehouse.errors import ConfigError, KernelWarehouseError, UnknownPresetError
 from kernelwarehouse.planning import plan
 from kernelwarehouse.training.commands import add_parsers as add_training_parsers
 from kernelwarehouse.zoo import EVERY_PRESET, PEERS, PRESETS, Preset, preset_plan
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("plan", help="show what converting a model would do, and what it would count")
     parser.add_argument("model", help="a timm model name, or a preset of this library")
-    parser.add_argument("--budget", default="1", help="cells per mixture: 1, 4, 1/2, ... (default %(default)s)")
+    parser.add_argument("--budget", help="cells per mixture: 1, 4, 1/2, ... (default 1; a preset has its own)")
     parser.add_argument("--in-ratio", help="cell input width as a part of the divisor (default 1; 1/2 below budget 1)")
     parser.add_argument("--out-ratio", help="the same for the output width")
     parser.add_argument("--reduction", default="1/16", help="hidden width of the attention (default %(default)s)")
@@ -63,10 +64,12 @@ def _add_choice(parser: argparse.ArgumentParser, option: str, kind: object) -> N
 def _plan(arguments: argparse.Namespace) -> int:
     preset = EVERY_PRESET.get(arguments.model)
     if isinstance(preset, Preset):
+        if arguments.budget is not None:
+            raise ConfigError(f"{preset.name} has budgets of its own; --budget goes with a timm model")
         made = preset_plan(preset)
     else:
         config = WarehouseConfig(
-            budget=arguments.budget,
+            budget=arguments.budget or 1,
             in_ratio=arguments.in_ratio,
             out_ratio=arguments.out_ratio,
             reduction=arguments.reduction,
@@ -79,7 +82,9 @@ def _plan(arguments: argparse.Namespace) -> int:
             exclude=arguments.exclude,
         )
         if not timm.is_model(arguments.model):
-            near = timm.list_models(f"*{arguments.model}*")[:3]
+            names = timm.list_models()
+            near = [name for name in names if arguments.model in name][:3]
+            near = near or difflib.get_close_matches(arguments.model, names, n=3)
             hint = f"; timm has {', '.join(near)}" if near else "; timm.list_models() shows what there is"
             raise UnknownPresetError(f"neither timm nor this library has a model {arguments.model!r}{hint}")
         with torch.device("meta"):

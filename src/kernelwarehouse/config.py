@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,17 +15,23 @@ Norm = Literal["batch", "layer"]
 Sharing = Literal["stage", "layer", "none", "same_shape"]
 Start = Literal["one_to_one", "all_to_one", "many_to_one", "one_to_many", "none"]
 
+MOST_BUDGET = 1024.0
+"""Budgets beyond this are mistakes: a hundred times more cells than any published network has."""
+
 
 def parse_number(value: object, what: str) -> float:
     """A finite number from a float, a `Fraction` or text such as `"1/2"`."""
     if isinstance(value, str):
         try:
             value = float(Fraction(value))
-        except (ValueError, ZeroDivisionError):
+        except (ValueError, ZeroDivisionError, OverflowError):
             raise ConfigError(f"{what} is {value!r}; a number such as 1, 0.5 or '1/2' is wanted") from None
-    if isinstance(value, bool) or not isinstance(value, (int, float, Fraction)) or not math.isfinite(value):
-        raise ConfigError(f"{what} is {value!r}; a finite number such as 1, 0.5 or '1/2' is wanted")
-    return float(value)
+    try:
+        if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass
+    raise ConfigError(f"{what} is {value!r}; a finite number such as 1, 0.5 or '1/2' is wanted")
 
 
 def exact(value: float) -> Fraction:
@@ -63,6 +70,8 @@ class Override:
         if not isinstance(self.pattern, str) or not self.pattern:
             raise ConfigError(f"the pattern of an override is {self.pattern!r}; a layer or warehouse name is wanted")
         _normalise_settings(self, f"override {self.pattern!r}: ")
+        if not self.changes():
+            raise ConfigError(f"override {self.pattern!r} changes nothing; give it a setting such as budget")
 
     def changes(self) -> dict[str, Any]:
         fields = (field.name for field in dataclasses.fields(self) if field.name != "pattern")
@@ -110,13 +119,16 @@ class WarehouseConfig:
     def __post_init__(self) -> None:
         _normalise_settings(self, "")
         check_choice(self.sharing, "sharing", get_args(Sharing))
-        if self.max_layers is not None and (not isinstance(self.max_layers, int) or self.max_layers < 1):
+        count = self.max_layers
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ConfigError(f"max_layers is {self.max_layers!r}; a count of at least 1, or None, is wanted")
         object.__setattr__(self, "exclude", _texts(self.exclude, "exclude"))
         if not isinstance(self.groups, Mapping):
             raise ConfigError(f"groups is {self.groups!r}; a mapping of warehouse name to layer patterns is wanted")
         groups = {name: _texts(patterns, f"group {name!r}") for name, patterns in self.groups.items()}
         object.__setattr__(self, "groups", groups)
+        if not isinstance(self.overrides, Iterable):
+            raise ConfigError(f"overrides is {self.overrides!r}; a list of kernelwarehouse.Override is wanted")
         object.__setattr__(self, "overrides", tuple(_as_override(item) for item in self.overrides))
 
     def __hash__(self) -> int:
@@ -163,13 +175,16 @@ def _texts(value: object, what: str) -> tuple[str, ...]:
 
 def _normalise_settings(config: WarehouseConfig | Override, prefix: str) -> None:
     """Check the settings that configurations and overrides share, and turn texts such as '1/2' into numbers."""
-    limits = {"budget": math.inf, "in_ratio": 1.0, "out_ratio": 1.0, "reduction": math.inf, "low_rank": 1.0}
+    limits = {"budget": MOST_BUDGET, "in_ratio": 1.0, "out_ratio": 1.0, "reduction": 16.0, "low_rank": 1.0}
     for name, most in limits.items():
         value = getattr(config, name)
         if value is not None:
             number = parse_number(value, prefix + name)
             check_positive(number, prefix + name, most)
             object.__setattr__(config, name, number)
+    partition = config.spatial_partition
+    if not isinstance(partition, bool) and not (partition is None and isinstance(config, Override)):
+        raise ConfigError(f"{prefix}spatial_partition is {partition!r}; True or False is wanted")
     choices = {"start": Start, "norm": Norm, "attention": AttentionFunction}
     for name, kind in choices.items():
         value = getattr(config, name)

@@ -14,6 +14,15 @@ from kernelwarehouse.spec import LayerSpec
 
 _CONVS: dict[str, type[Conv1d] | type[Conv2d] | type[Conv3d]] = {"conv1d": Conv1d, "conv2d": Conv2d, "conv3d": Conv3d}
 _PLAN = "_kernelwarehouse_plan"
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 
 
 def convert(model: nn.Module, plan: Plan, *, initializer: Initializer | None = None) -> nn.Module:
@@ -56,6 +65,12 @@ def check_fits(model: nn.Module, plan: Plan) -> None:
     if not plan.warehouses:
         raise PlanError("the plan has no warehouses; there is nothing to convert")
     found = {layer.label: layer for layer in discover(model).layers}
+    mentioned = {layer.spec.label for layer in plan.layers} | {layer.name for layer in plan.static}
+    for label in found:
+        if label not in mentioned:
+            raise PlanError(
+                f"the plan is for another model: it lacks {label!r} ({found[label]}) of {type(model).__name__}"
+            )
     for layer in plan.layers:
         here = found.get(layer.spec.label)
         if here is None:
@@ -96,7 +111,10 @@ def _convert_group(
     new = {}
     for spec, old, attention in zip(specs, olds, attentions, strict=True):
         if old is not None:
-            new[names[spec.name]] = _layer(spec, old, Source(warehouse, attention)).train(old.training)
+            layer = _layer(spec, old, Source(warehouse, attention)).train(old.training)
+            for hooks in _HOOKS:
+                getattr(layer, hooks).update(getattr(old, hooks))
+            new[names[spec.name]] = layer
     return new
 
 

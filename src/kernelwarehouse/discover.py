@@ -1,6 +1,7 @@
 """model -> the layers that could be converted, in forward order, and those that could not, with the reason."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch.nn.utils import parametrize
 from kernelwarehouse.errors import PlanError
 from kernelwarehouse.layers import WarehouseLayer
 from kernelwarehouse.spec import Kind, LayerSpec, StaticLayer
-from kernelwarehouse.tracing import Trace, trace
+from kernelwarehouse.tracing import Trace, trace, trace_by_running
 
 _KINDS: dict[type[nn.Module], Kind] = {
     nn.Conv1d: "conv1d",
@@ -33,8 +34,8 @@ class Discovery:
     trace: Trace | None = field(repr=False)
 
 
-def discover(model: nn.Module) -> Discovery:
-    """Look at a model without touching it."""
+def discover(model: nn.Module, example: Any = None) -> Discovery:
+    """Look at a model without touching it. `example` is an input to run a copy with where tracing fails."""
     check_model(model)
     modules = dict(model.named_modules())  # a module used in several places appears once, under its first name
     reasons = {name: _why_static(name, module, modules) for name, module in modules.items() if _kind(module)}
@@ -42,6 +43,8 @@ def discover(model: nn.Module) -> Discovery:
     for name in reasons:
         reasons[name] = reasons[name] or tied.get(name)
     traced = trace(model, frozenset(reasons))
+    if traced is None and example is not None:
+        traced = trace_by_running(model, frozenset(reasons), example)
     order = list(reasons)
     if traced is not None:
         for name in order:
@@ -64,8 +67,8 @@ def check_model(model: nn.Module) -> None:
     """Refuse what cannot be planned or converted at all."""
     if not isinstance(model, nn.Module):
         raise PlanError(f"model is {type(model).__name__}; a torch.nn.Module is wanted")
-    wrapper = type(model).__name__
-    if wrapper in _WRAPPERS:
+    wrapper = next((base.__name__ for base in type(model).__mro__ if base.__name__ in _WRAPPERS), None)
+    if wrapper is not None:
         inner = "_orig_mod" if wrapper == "OptimizedModule" else "module"
         raise PlanError(
             f"the model is wrapped in {wrapper}; convert the model inside (model.{inner}) first, wrap after"
@@ -113,9 +116,9 @@ def _tied_weights(model: nn.Module) -> dict[str, str]:
     """Layers whose weight is also someone else's: a warehouse would cut the tie."""
     holders: dict[int, list[str]] = {}
     for name, module in model.named_modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                holders.setdefault(id(parameter), []).append(name)
+        weight = module._parameters.get("weight")
+        if weight is not None:
+            holders.setdefault(id(weight), []).append(name)
     reasons = {}
     for names in holders.values():
         for name in names if len(names) > 1 else ():

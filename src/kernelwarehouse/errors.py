@@ -5,12 +5,12 @@ class KernelWarehouseError(ValueError):
     """Base of all errors of this library."""
 
 
-class ConfigError(KernelWarehouseError):
-    """A configuration value that makes no sense on its own."""
-
-
 class PlanError(KernelWarehouseError):
     """A plan that cannot be made for this model, or that does not fit it."""
+
+
+class ConfigError(PlanError):
+    """A configuration value that makes no sense for any model."""
 
 
 class ConvertError(KernelWarehouseError):

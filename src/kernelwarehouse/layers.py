@@ -82,6 +82,14 @@ class WarehouseLayer(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "prepared": None}  # copies and files carry no memory that can be made again
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise AttributeError(
+                f"{type(self).__name__} mixes a kernel for every sample and has no 'weight'; where a model reads the "
+                "weight of a layer instead of calling it, exclude that layer from the plan"
+            )
+        return super().__getattr__(name)
+
     def _mixing_repr(self) -> str:
         mixtures, cells = self.geometry.partition.mixtures, len(self.warehouse.cells)
         return f"warehouse={self.warehouse.name!r}, mixtures={mixtures}, cells={cells}"
@@ -141,6 +149,11 @@ class _Conv(WarehouseLayer):
         pooled = x.flatten(2).mean(2)
         if self._pad_around is not None:
             x = F.pad(x, self._pad_around, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
+        reach = (d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))
+        if any(
+            size + 2 * pad < most for size, pad, most in zip(x.shape[2:], self.geometry.padding, reach, strict=True)
+        ):
+            raise KernelWarehouseError(f"input of shape {tuple(x.shape)} is smaller than the kernel {self.kernel_size}")
         out = self._evaluate(x, pooled)
         return out if self.bias is None else out + self.bias.to(out.dtype).view(-1, *[1] * self.axes)
 
@@ -214,7 +227,8 @@ class Linear(WarehouseLayer):
         lead = x.shape[:-1]
         batch = lead[0] if lead else 1
         tokens = x.reshape(batch, lead[1:].numel(), self.in_features)
-        out = self._evaluate(tokens, tokens.mean(1)).reshape(*lead, self.out_features)
+        pooled = tokens.mean(1) if tokens.shape[1] else tokens.sum(1)  # the mean of nothing is no number
+        out = self._evaluate(tokens, pooled).reshape(*lead, self.out_features)
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
     def extra_repr(self) -> str:

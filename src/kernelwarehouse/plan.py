@@ -1,10 +1,11 @@
 """The plan: which layers draw on which warehouse, and what that makes of the model. Pure data, printable, JSON."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from rich.table import Table
 from kernelwarehouse.assignment import CellRanges, claimed_cells, start_cells
 from kernelwarehouse.attention import AttentionShape, LowRank
 from kernelwarehouse.config import (
+    MOST_BUDGET,
     AttentionFunction,
     Norm,
     Start,
@@ -58,10 +60,14 @@ class PlannedWarehouse:
 
     def __post_init__(self) -> None:
         where = f"warehouse {self.name!r}"
+        if not isinstance(self.name, str) or not self.name:
+            raise PlanError(f"a warehouse is named {self.name!r}; text is wanted")
+        if not all(isinstance(size, int) for size in self.cell_shape):
+            raise PlanError(f"{where} has cells of {self.cell_shape}; whole numbers are wanted")
         if not self.layers:
             raise PlanError(f"{where} has no layers")
         object.__setattr__(self, "budget", parse_number(self.budget, f"{where}: budget"))
-        check_positive(self.budget, f"{where}: budget")
+        check_positive(self.budget, f"{where}: budget", MOST_BUDGET)
         check_choice(self.start, f"{where}: start", get_args(Start))
         names = ", ".join(layer.spec.label for layer in self.layers[:3])
         for layer in self.layers:
@@ -78,6 +84,10 @@ class PlannedWarehouse:
             Partition(layer.spec.kernel_shape, self.cell_shape)
         except PlanError as error:
             raise PlanError(f"{where}: layer {layer.spec.label!r} cannot be split: {error}") from None
+        if layer.low_rank is not None:
+            check_positive(layer.low_rank, f"{where}: layer {layer.spec.label!r}: low_rank", 1.0)
+            if self.own_cells_only:
+                raise PlanError(f"{where}: layer {layer.spec.label!r}: sharing 'none' has no low-rank attention")
         if layer.hidden < 1:
             raise PlanError(
                 f"{where}: layer {layer.spec.label!r} has a hidden width of {layer.hidden}; 1 or more is wanted"
@@ -235,9 +245,14 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON, aside first, so that a failure leaves an old file whole."""
         path = Path(path)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            json.dump(self.to_dict(), file, indent=1)
-        os.replace(file.name, path)
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            aside.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+            os.replace(aside, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            raise PlanError(f"the plan cannot be written to {path}: {error}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -21,10 +22,17 @@ from kernelwarehouse.stages import (
 )
 
 
-def plan(model: nn.Module, config: WarehouseConfig | None = None) -> Plan:
-    """Plan the conversion of a model: which layers share which warehouse, cells, counts, and what stays static."""
-    config = config or WarehouseConfig()
-    discovery = discover(model)
+def plan(model: nn.Module, config: WarehouseConfig | None = None, *, example: Any = None) -> Plan:
+    """Plan the conversion of a model: which layers share which warehouse, cells, counts, and what stays static.
+
+    Layers are taken in the order of the forward pass, found by symbolic tracing. For a model that cannot be traced,
+    give an `example` input (a tensor, or a tuple of arguments): a copy of the model is run on it to see the order.
+    Without one, the order of registration has to do.
+    """
+    config = WarehouseConfig() if config is None else config
+    if not isinstance(config, WarehouseConfig):
+        raise PlanError(f"config is {config!r}; a kernelwarehouse.WarehouseConfig is wanted")
+    discovery = discover(model, example)
     if not discovery.layers:
         why = "; ".join(f"{layer.name!r}: {layer.reason}" for layer in discovery.static[:3])
         raise PlanError(f"{type(model).__name__} has no layer that can be converted" + (f" ({why})" if why else ""))
@@ -33,7 +41,7 @@ def plan(model: nn.Module, config: WarehouseConfig | None = None) -> Plan:
     if not kept:
         raise PlanError(f"all {len(static)} layers that could be converted are excluded; nothing is left to plan")
     groups = _groups(model, discovery, kept, config, static)
-    overrides = _check_overrides(config.overrides, [layer.label for layer in discovery.layers], groups)
+    overrides = _check_overrides(config.overrides, [layer.label for layer in kept], groups)
     warehouses = tuple(plan_warehouse(group, config, overrides) for group in groups)
     left = [
         StaticLayer(layer.label, layer.kind, layer.parameters, static[layer.label])
@@ -58,6 +66,9 @@ def _chosen_static(discovery: Discovery, config: WarehouseConfig) -> dict[str, s
         automatic[first.label] = "the stem (static_stem)"
     if config.static_classifier and last.kind == "linear":
         automatic[last.label] = "the classifier (static_classifier)"
+    for layer in discovery.layers:
+        if layer.kind != "linear" and discovery.trace is not None and layer.name in discovery.trace.pooled:
+            automatic[layer.label] = "sees globally pooled features only"
     # A network of nothing else has no stem or classifier worth the name.
     if set(automatic) | set(static) >= set(labels):
         return static

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Mapping
+from pathlib import PosixPath, PurePosixPath
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ def load_published(name: str, source: str | os.PathLike[str] | Mapping[str, Any]
         near = difflib.get_close_matches(name, PUBLISHED, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(PUBLISHED)}"
         raise UnknownPresetError(f"no checkpoint named {name!r} was published; {hint}")
+    if not isinstance(source, (str, os.PathLike, Mapping)):
+        raise CheckpointError(f"source is {source!r}; the path of a checkpoint or its state dict is wanted")
     origin = "the state dict" if isinstance(source, Mapping) else os.fspath(source)
     content = source if isinstance(source, Mapping) else _read(origin)
     published = _state_dict(content, origin)
@@ -46,7 +49,7 @@ def load_published(name: str, source: str | os.PathLike[str] | Mapping[str, Any]
     renamed = _rename(published, model, name, origin)
     # Beta and the temperature are not in the release: beta follows from the plan, trained models are at 0.
     extra = {key: value for key, value in state.items() if key.endswith(("attention.beta", "attention.temperature"))}
-    shaped = {key: _reshaped(key, value, state, origin) for key, value in renamed.items()}
+    shaped = {key: _fitted(key, value, state) for key, value in renamed.items()}
     load_state(model, extra | shaped, origin)
     set_temperature(model, 0.0)
     return model.eval()
@@ -55,10 +58,11 @@ def load_published(name: str, source: str | os.PathLike[str] | Mapping[str, Any]
 def _read(path: str) -> Mapping[str, Any]:
     try:
         # The release keeps its command line in the file; a Namespace is a bag of values and runs no code.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace, PosixPath, PurePosixPath]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path} cannot be read as a PyTorch checkpoint: {error}") from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path} cannot be read as a PyTorch checkpoint: {reason}") from error
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}; a state dict or a dict around it is wanted")
     return content
@@ -119,8 +123,10 @@ def _our_name(key: str, translate: Callable[[str], str]) -> str:
     return f"{prefix}.attention.{_ATTENTION.get(part, part)}.{leaf}"
 
 
-def _reshaped(key: str, value: Tensor, state: StateDict, origin: str) -> Tensor:
-    """The release keeps linear cells and scales with spatial axes of one."""
+def _fitted(key: str, value: Tensor, state: StateDict) -> Tensor:
+    """In the model's type and shape: the release keeps linear cells and scales with spatial axes of one."""
+    if key in state:
+        value = value.to(state[key].dtype)
     if key in state and value.shape != state[key].shape and value.numel() == state[key].numel():
         squeezed = [size for size in value.shape if size != 1]
         wanted = [size for size in state[key].shape if size != 1]

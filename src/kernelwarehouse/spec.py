@@ -21,7 +21,7 @@ class LayerSpec:
     @property
     def label(self) -> str:
         """The name that patterns match and plans print."""
-        return f"{self.name}:{self.part}" if self.part else self.name
+        return f"{self.name}:{self.part}" if self.part else self.name or "(model)"
 
     @property
     def out_channels(self) -> int:

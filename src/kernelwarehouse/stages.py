@@ -12,6 +12,10 @@ from kernelwarehouse.spec import LayerSpec
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _SHORTCUT_NAMES = ("downsample", "shortcut", "skip", "proj", "residual", "identity")
 IMAGE_CHANNELS = 3
+# An attention grows with (pieces of its layer) x (cells of its warehouse). The paper's networks stay at 32 pieces of
+# the channels and 441 mixtures; beyond these bounds the attention dwarfs the kernels.
+MOST_PIECES = 32
+MOST_MIXTURES = 512
 
 
 @dataclass
@@ -115,6 +119,7 @@ def _cut(blocks: list[Block]) -> list[Stage]:
 def _move_entries(stages: list[Stage], discovery: Discovery) -> list[Stage]:
     """A layer that takes in the previous stage's width belongs to that stage; the first stage keeps its own."""
     stage_of = {layer.name: index for index, stage in enumerate(stages) for layer in stage.layers}
+    feeds = discovery.trace.feeds if discovery.trace is not None else None
     moved: list[Stage] = [Stage(stage.name) for stage in stages]
     for index, stage in enumerate(stages):
         for position, block in enumerate(stage.blocks):
@@ -122,9 +127,8 @@ def _move_entries(stages: list[Stage], discovery: Discovery) -> list[Stage]:
             goes: list[LayerSpec] = []
             for layer in block.layers:
                 enters = index > 1 and layer.in_channels == stages[index - 1].width
-                if enters and discovery.trace is not None:
-                    feeds = discovery.trace.feeds[layer.name]
-                    enters = bool(feeds) and all(stage_of.get(name) != index for name in feeds)
+                if enters and feeds is not None:
+                    enters = bool(feeds[layer.name]) and all(stage_of.get(name) != index for name in feeds[layer.name])
                 elif enters:
                     enters = position == 0 and (layer is block.layers[0] or _named_shortcut(layer, stage.width))
                 (goes if enters else stays).append(layer)
@@ -140,17 +144,49 @@ def _named_shortcut(layer: LayerSpec, width: int) -> bool:
 
 
 def share_by_stage(stages: list[Stage], kept: set[str], max_layers: int | None) -> list[Group]:
-    """One group per stage and family of layers, cut into equal parts where it has more than `max_layers`."""
+    """One group per stage and family of layers, cut where divisors or sheer numbers would make it costly."""
     groups: list[Group] = []
     for stage in stages:
         families = _families([layer for layer in stage.layers if layer.label in kept])
         for family, layers in families.items():
             name = stage.name if len(families) == 1 else f"{stage.name}.{family}"
-            parts = -(-len(layers) // max_layers) if max_layers else 1
-            for part in range(parts):
-                chosen = tuple(layers[part * len(layers) // parts : (part + 1) * len(layers) // parts])
-                groups.append(Group(name if parts == 1 else f"{name}.{part + 1}", chosen, chosen))
+            alike = _split_by_divisors(layers)
+            parts = [part for some in alike for part in _split_by_count(some, max_layers)]
+            for number, part in enumerate(parts, 1):
+                groups.append(Group(name if len(parts) == 1 else f"{name}.{number}", tuple(part), tuple(part)))
     return groups
+
+
+def _split_by_divisors(layers: list[LayerSpec]) -> list[list[LayerSpec]]:
+    """Layers whose common divisor would cut any of them into too many pieces do not share.
+
+    Each layer joins the first group that stays within bounds, so that one odd width (a head of three classes, say)
+    does not drag down the cells of all others.
+    """
+    groups: list[list[LayerSpec]] = []
+    for layer in layers:
+        for group in groups:
+            if _affordable([*group, layer]):
+                group.append(layer)
+                break
+        else:
+            groups.append([layer])
+    return groups
+
+
+def _affordable(layers: list[LayerSpec]) -> bool:
+    out, into = divisors(layers)
+    return all(layer.kernel_shape[0] // out * (layer.kernel_shape[1] // into) <= MOST_PIECES for layer in layers)
+
+
+def _split_by_count(layers: list[LayerSpec], max_layers: int | None) -> list[list[LayerSpec]]:
+    """Equal parts of at most `max_layers` layers and, unless that is off, about `MOST_MIXTURES` mixtures."""
+    if max_layers is None:
+        return [layers]
+    out, into = divisors(layers)
+    mixtures = sum(layer.parameters for layer in layers) // (out * into)
+    parts = min(max(-(-len(layers) // max_layers), -(-mixtures // MOST_MIXTURES)), len(layers))
+    return [layers[part * len(layers) // parts : (part + 1) * len(layers) // parts] for part in range(parts)]
 
 
 def share_same_shape(stages: list[Stage], kept: set[str], max_layers: int | None) -> list[Group]:

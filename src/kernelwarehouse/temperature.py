@@ -1,5 +1,6 @@
 """The temperature tau: part of a model's state, and the schedule that lowers it."""
 
+import numbers
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +50,8 @@ def _holders(model: nn.Module) -> Iterator[HasTemperature]:
 
 def set_temperature(model: nn.Module, tau: float) -> None:
     """Set tau in every layer of the model."""
-    if isinstance(tau, bool) or not isinstance(tau, (int, float)) or not 0 <= tau <= 1:
+    value: object = tau
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= 1:
         raise KernelWarehouseError(f"temperature is {tau!r}; a number from 0 to 1 is wanted")
     for module in _holders(model):
         module.set_temperature(float(tau))
@@ -68,10 +70,11 @@ class TemperatureSchedule:
     """
 
     def __init__(self, model: nn.Module, steps: int) -> None:
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        count: object = steps
+        if isinstance(count, bool) or not isinstance(count, numbers.Integral) or int(count) < 0:
             raise KernelWarehouseError(f"steps is {steps!r}; a whole number of iterations, 0 or more, is wanted")
         self.model = model
-        self.steps = steps
+        self.steps = int(steps)
         self.done = 0
         self._apply()
 
@@ -89,7 +92,7 @@ class TemperatureSchedule:
         return {"steps": self.steps, "done": self.done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        counts = [state.get("steps"), state.get("done")]
+        counts = [state.get(key) for key in ("steps", "done")] if isinstance(state, dict) else [None]
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise KernelWarehouseError(f"schedule state is {state!r}; whole numbers 'steps' and 'done' are wanted")
         self.steps, self.done = int(state["steps"]), int(state["done"])

@@ -2,17 +2,22 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx, nn
 
+from kernelwarehouse.errors import PlanError
+
 
 @dataclass(frozen=True)
 class Trace:
-    """`order`: layer names as they are called. `feeds[name]`: the layers whose outputs reach `name` directly."""
+    """`order`: layer names as they are called. `feeds[name]`: the layers whose outputs reach `name` directly.
+    `pooled`: layers that see globally pooled features. The last two are known only from symbolic tracing."""
 
     order: tuple[str, ...]
-    feeds: dict[str, frozenset[str]]
+    feeds: dict[str, frozenset[str]] | None = None
+    pooled: frozenset[str] = frozenset()
 
 
 class _Tracer(fx.Tracer):
@@ -27,7 +32,7 @@ class _Tracer(fx.Tracer):
 def trace(model: nn.Module, layers: frozenset[str]) -> Trace | None:
     """Follow the model's forward symbolically, on a copy without memory; `None` where that is not possible."""
     if "" in layers:  # the model is a single layer
-        return Trace(("",), {"": frozenset()})
+        return Trace(("",))
     try:
         with torch.no_grad():
             graph = _Tracer(layers).trace(skeleton(model))
@@ -37,19 +42,55 @@ def trace(model: nn.Module, layers: frozenset[str]) -> Trace | None:
     first_names: dict[int, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         first_names.setdefault(id(module), name)
-    aliases = {name: first_names[id(m)] for name, m in model.named_modules(remove_duplicate=False)}
-    order: dict[str, None] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
     feeds: dict[str, set[str]] = {}
+    pooled_layers: dict[str, bool] = {}
     reaching: dict[fx.Node, frozenset[str]] = {}
+    pooled: dict[fx.Node, bool] = {}
     for node in graph.nodes:
-        sources = frozenset[str]().union(*(reaching[previous] for previous in node.all_input_nodes))
-        name = aliases.get(str(node.target)) if node.op == "call_module" else None
-        if name in layers and name is not None:
-            order.setdefault(name)
+        inputs = node.all_input_nodes
+        sources = frozenset[str]().union(*(reaching[previous] for previous in inputs))
+        pooled[node] = _pools(node, modules) or (bool(inputs) and all(pooled[previous] for previous in inputs))
+        name = first_names[id(modules[str(node.target)])] if node.op == "call_module" else None
+        if name is not None and name in layers:
             feeds.setdefault(name, set()).update(sources)
+            pooled_layers[name] = pooled_layers.get(name, True) and pooled[node]
             sources = frozenset({name})
         reaching[node] = sources
-    return Trace(tuple(order), {name: frozenset(sources) for name, sources in feeds.items()})
+    pooled_names = frozenset(name for name, value in pooled_layers.items() if value)
+    return Trace(tuple(feeds), {name: frozenset(sources) for name, sources in feeds.items()}, pooled_names)
+
+
+def _pools(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether a node averages over all positions: what squeeze-and-excitation and classifiers begin with."""
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        kinds = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+        return isinstance(module, kinds) and set(_as_tuple(module.output_size)) == {1}
+    if node.op == "call_method":
+        return node.target == "mean"
+    name = getattr(node.target, "__name__", "")
+    pools_to_one = name.startswith("adaptive_avg_pool") and len(node.args) > 1 and set(_as_tuple(node.args[1])) == {1}
+    return name == "mean" or pools_to_one
+
+
+def _as_tuple(size: object) -> tuple[object, ...]:
+    return tuple(size) if isinstance(size, (tuple, list)) else (size,)
+
+
+def trace_by_running(model: nn.Module, layers: frozenset[str], example: Any) -> Trace:
+    """The order in which a copy of the model calls its layers for a real input (a tensor, or a tuple of arguments)."""
+    twin = copy.deepcopy(model).eval()
+    order: dict[str, None] = {}
+    for name, module in twin.named_modules():
+        if name in layers:
+            module.register_forward_pre_hook(lambda module, inputs, name=name: order.setdefault(name))
+    try:
+        with torch.no_grad():
+            twin(*(example if isinstance(example, tuple) else (example,)))
+    except Exception as error:
+        raise PlanError(f"{type(model).__name__} does not run on the example: {error}") from error
+    return Trace(tuple(order))
 
 
 def skeleton(model: nn.Module) -> nn.Module:

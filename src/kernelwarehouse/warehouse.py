@@ -1,6 +1,7 @@
 """The warehouse: cells that several layers share."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,16 +29,21 @@ class Warehouse(nn.Module):
         super().__init__()
         self.name = name
         self.cells = nn.Parameter(torch.empty(cells, *cell_shape, device=device, dtype=dtype))
+        self._saved_as = ""
         self._loaded_by: list[str] | None = None
 
     def extra_repr(self) -> str:
         count, *shape = self.cells.shape
         return f"{self.name!r}, cells={count}, cell_shape={tuple(shape)}"
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # `model.to(memory_format=torch.channels_last)` means images; it must not take the cells for any.
+        return super()._apply(lambda tensor: fn(tensor.flatten(1)).view(tensor.shape), recurse)
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if not any(
-            key.endswith("warehouse.cells") and _same_memory(saved, self.cells) for key, saved in destination.items()
-        ):
+        saved = destination.get(self._saved_as)
+        if saved is None or not _same_memory(saved, self.cells):
+            self._saved_as = prefix + "cells"
             super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(

@@ -96,3 +96,15 @@ def test_unknown_presets_suggest_the_nearest() -> None:
         kw.create_model("kw1x_resnet_18")
     with pytest.raises(kw.ConfigError, match="load_published"):
         kw.create_model("kw1x_resnet18", pretrained=True)
+
+
+@pytest.mark.parametrize("name", ["kw1d2x_resnet18", "kw1d2x_mobilenetv2_050", "kw1x_deit_tiny"])
+def test_networks_without_a_classifier(name: str) -> None:
+    with torch.device("meta"):
+        model = kw.create_model(name, num_classes=0)
+        assert model(torch.randn(1, 3, 224, 224)).shape == (1, model.num_features)
+
+
+def test_arguments_that_timm_does_not_take() -> None:
+    with pytest.raises(kw.ConfigError, match="wings"):
+        kw.create_model("kw1x_resnet18", wings=2)

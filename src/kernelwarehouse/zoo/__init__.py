@@ -1,5 +1,6 @@
 """The networks of the paper, on timm's own backbones, registered with timm under their published names."""
 
+import dataclasses
 import difflib
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from timm.models import register_model
 from torch import nn
 
+from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.convert import apply_plan, convert
 from kernelwarehouse.errors import ConfigError, UnknownPresetError
 from kernelwarehouse.peers import presets as peers
@@ -28,6 +30,8 @@ ARCHITECTURE = "_kernelwarehouse_architecture"
 
 
 def find_preset(name: str) -> Preset | PeerPreset:
+    if not isinstance(name, str):
+        raise UnknownPresetError(f"a preset is named {name!r}; text is wanted")
     if name in EVERY_PRESET:
         return EVERY_PRESET[name]
     near = difflib.get_close_matches(name, EVERY_PRESET, n=3)
@@ -49,8 +53,8 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
     elif features.get("features_only"):
         model = _feature_model(preset, whole, features)
     else:
-        backbone = timm.create_model(preset.backbone, **whole)
-        model = convert(backbone, plan(backbone, preset.config))
+        backbone = _backbone(preset, whole)
+        model = convert(backbone, plan(backbone, _config(preset, whole)))
     setattr(model, ARCHITECTURE, {"library": "kernelwarehouse", "name": name, "arguments": kwargs})
     return model
 
@@ -58,7 +62,24 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
 def preset_plan(preset: Preset, **kwargs: Any) -> Plan:
     """The plan of a preset, made on a backbone without memory."""
     with torch.device("meta"):
-        return plan(timm.create_model(preset.backbone, **kwargs), preset.config)
+        return plan(_backbone(preset, kwargs), _config(preset, kwargs))
+
+
+def _backbone(preset: Preset, arguments: dict[str, Any]) -> nn.Module:
+    try:
+        return timm.create_model(preset.backbone, **arguments)
+    except TypeError as error:
+        raise ConfigError(f"{preset.name}: timm's {preset.backbone} does not take {arguments}: {error}") from error
+
+
+def _config(preset: Preset, arguments: dict[str, Any]) -> WarehouseConfig:
+    """The preset's settings, without the classifier's warehouse where there is no classifier."""
+    config = preset.config
+    if arguments.get("num_classes") != 0 or "classifier" not in config.groups:
+        return config
+    groups = {name: patterns for name, patterns in config.groups.items() if name != "classifier"}
+    overrides = tuple(override for override in config.overrides if override.pattern != "classifier")
+    return dataclasses.replace(config, groups=groups, overrides=overrides)
 
 
 def _feature_model(preset: Preset, whole: dict[str, Any], features: dict[str, Any]) -> nn.Module:

@@ -8,8 +8,8 @@ from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.zoo.preset import Preset
 
 STATIC = {
-    "resnet18": ("conv1", "fc"),
-    "resnet50": ("conv1", "fc", "layer1.0.conv1", "layer1.0.downsample.0"),
+    "resnet18": ("conv1",),
+    "resnet50": ("conv1", "layer1.0.conv1", "layer1.0.downsample.0"),
 }
 
 
