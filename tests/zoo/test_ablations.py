@@ -26,28 +26,32 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_parameters_are_those_of_the_definition(name):
-    with torch.device("meta"):
-        model = kw.create_model(name)
+@pytest.fixture(scope="module", params=COUNTS)
+def network(request):
+    torch.manual_seed(0)
+    # timm would start the last norm of a block at 0, and nothing before it would move in a first step.
+    return request.param, kw.create_model(request.param, zero_init_last=False)
+
+
+def test_parameters_are_those_of_the_definition(network):
+    name, model = network
     assert sum(p.numel() for p in model.parameters()) == COUNTS[name] == ABLATIONS[name].parameters
+
+
+def test_forward_backward_and_a_step(network):
+    _, model = network
+    kw.set_temperature(model, 0.5)
+    before = {key: value.detach().clone() for key, value in model.named_parameters()}
+    out = model.train()(torch.randn(2, 3, 32, 32))
+    torch.nn.functional.cross_entropy(out, torch.tensor([0, 3])).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    torch.optim.SGD(model.parameters(), lr=1e-3).step()
+    moved = [key for key, value in model.named_parameters() if not torch.equal(value, before[key])]
+    assert len(moved) > 0.9 * len(before)
 
 
 def test_all_are_there():
     assert list(ABLATIONS) == list(COUNTS)
-
-
-@pytest.mark.parametrize("name", [name for name in COUNTS if "resnet50" not in name and "4x" not in name])
-def test_forward_backward_and_a_step(name):
-    torch.manual_seed(0)
-    model = kw.create_model(name, num_classes=5)
-    kw.set_temperature(model, 0.5)
-    before = {key: value.detach().clone() for key, value in model.named_parameters()}
-    out = model(torch.randn(2, 3, 32, 32))
-    torch.nn.functional.cross_entropy(out, torch.tensor([0, 3])).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-    torch.optim.SGD(model.parameters(), lr=1e-3).step()
-    assert any(not torch.equal(value, before[key]) for key, value in model.named_parameters())
 
 
 def test_every_row_of_the_papers_ablation_tables_has_a_preset():
