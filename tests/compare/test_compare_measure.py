@@ -47,6 +47,11 @@ def test_networks_are_measured_as_after_training():
     assert get_temperature(build("kw1d2x_mobilenetv2_050", TINY)) == 0
 
 
+def test_transformers_are_built_for_the_size_of_the_images():
+    static, warehouse = (count_macs(build(name, TINY), TINY) for name in ("deit_tiny_patch16_224", "kw1x_deit_tiny"))
+    assert 0 < static < warehouse
+
+
 def test_backbones():
     assert backbone_of("kw1x_deit_tiny") == "deit_tiny_patch16_224"
     assert backbone_of("kw1x_resnet18_softmax") == "resnet18"

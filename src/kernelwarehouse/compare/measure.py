@@ -77,7 +77,11 @@ def backbone_of(name: str) -> str:
 
 def build(name: str, setting: Setting) -> nn.Module:
     """A network as it is after training: temperature 0."""
-    model: nn.Module = timm.create_model(name, num_classes=setting.classes)
+    arguments = {"num_classes": setting.classes}
+    known = timm.get_pretrained_cfg(backbone_of(name))
+    if known is not None and known.fixed_input_size:  # a transformer has positions for one size of image
+        arguments["img_size"] = setting.image_size
+    model: nn.Module = timm.create_model(name, **arguments)
     for module in model.modules():
         if isinstance(module, HasTemperature):
             module.set_temperature(0.0)
