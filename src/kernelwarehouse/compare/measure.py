@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import timm
 import torch
@@ -77,7 +78,7 @@ def backbone_of(name: str) -> str:
 
 def build(name: str, setting: Setting) -> nn.Module:
     """A network as it is after training: temperature 0."""
-    arguments = {"num_classes": setting.classes}
+    arguments: dict[str, Any] = {"num_classes": setting.classes}
     known = timm.get_pretrained_cfg(backbone_of(name))
     if known is not None and known.fixed_input_size:  # a transformer has positions for one size of image
         arguments["img_size"] = setting.image_size
