@@ -145,7 +145,7 @@ class Run:
         log = MetricsLog(self.folder, self.trainer.steps_done) if self.processes.is_main else None
         self.display.start(self.trainer.steps_done, self.batches.steps)
         try:
-            for report in self._reports():
+            for report in self.reports():
                 if log is not None:
                     log.write(*report)
         finally:
@@ -153,7 +153,7 @@ class Run:
             if log is not None:
                 log.close()
 
-    def _reports(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    def reports(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Train, and yield `(kind, step, values)` after every few steps and after every epoch."""
         transform = training_transform(self.recipe, self.size)
         images = TrainingImages(self.train_images, transform, self.options.seed, self.options.unreadable)

@@ -1,0 +1,110 @@
+"""How much of the speed of bare steps the training loop keeps.
+
+    python -m benchmarks.training_loop
+
+Bare steps are forward, backward and optimiser on one batch that is already in memory. The loop adds reading and
+augmenting images, seeds, schedules, temperature, and the sums that are reported. Both take turns in one process, a few steps each.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import results
+from kernelwarehouse.data import open_dataset
+from kernelwarehouse.training.api import own_image_size
+from kernelwarehouse.training.distributed import Processes
+from kernelwarehouse.training.loading import Batch
+from kernelwarehouse.training.network import build_network
+from kernelwarehouse.training.optimisation import make_loss, make_optimizer
+from kernelwarehouse.training.progress import Display
+from kernelwarehouse.training.recipe import Recipe, load_recipe
+from kernelwarehouse.training.run import Run, RunOptions
+from kernelwarehouse.training.run_folder import RunFolder
+
+# Steps of a turn: several times what workers read ahead, so that little is read while it is not the loop's turn.
+TURN = 20
+
+
+def bare_turns(name: str, recipe: Recipe, batch: Batch) -> Iterator[float]:
+    """Seconds of `TURN` steps, again and again."""
+    model = build_network(name, recipe, 10, seed=0).train()
+    optimizer, loss = make_optimizer(model, recipe), make_loss(recipe)
+    while True:
+        start = time.perf_counter()
+        for _ in range(TURN):
+            loss(model(batch.images), batch.targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        yield time.perf_counter() - start
+
+
+def loop_turns(name: str, recipe: Recipe, folder: Path, workers: int) -> Iterator[float]:
+    """Seconds between reports of a real run, which come every `TURN` steps."""
+    data = open_dataset("embedded")
+    run = Run(
+        build_network(name, recipe, len(data.classes), seed=0),
+        data,
+        recipe,
+        RunFolder(folder),
+        settings={"image_size": own_image_size(data)},
+        options=RunOptions(workers=workers, report_every=TURN, checkpoint_seconds=1e9),
+        processes=Processes(),
+        display=Display(silent=True),
+    )
+    reports = run.reports()
+    while True:
+        start = time.perf_counter()
+        next(reports)
+        yield time.perf_counter() - start
+
+
+def measure(name: str, batch_size: int, workers: int, turns: int) -> dict[str, float | str]:
+    # So many epochs that the run does not end, and none of them ends while it is measured.
+    changes = {"epochs": 10_000, "batch_size": batch_size, "tau_epochs": 10_000.0, "label_smoothing": 0.0}
+    recipe = load_recipe("small").with_overrides(changes)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(batch_size, 3, 28, 28, generator=generator)
+    batch = Batch(images, torch.randint(0, 10, (batch_size,), generator=generator), [])
+    with tempfile.TemporaryDirectory() as folder:
+        bare, loop = bare_turns(name, recipe, batch), loop_turns(name, recipe, Path(folder), workers)
+        for warm_up in (bare, loop):
+            next(warm_up)
+        pairs = [(next(bare), next(loop)) for _ in range(turns)]
+    return {
+        "network": name,
+        "bare images/s": TURN * batch_size / statistics.median(pair[0] for pair in pairs),
+        "loop images/s": TURN * batch_size / statistics.median(pair[1] for pair in pairs),
+        "share": statistics.median(bare / loop for bare, loop in pairs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training_loop", description="The loop and bare steps.")
+    parser.add_argument("--networks", nargs="+", default=["small_resnet", "kw1x_small_resnet"])
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of torch, in both (%(default)s)")
+    parser.add_argument("--turns", type=int, default=8, help=f"of {TURN} steps each (%(default)s)")
+    parser.add_argument("--output", type=Path, default=results.FOLDER / "training_loop.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    rows = [measure(name, arguments.batch_size, arguments.workers, arguments.turns) for name in arguments.networks]
+    table = Table("network", "bare images/s", "loop images/s", "share kept")
+    for row in rows:
+        table.add_row(
+            row["network"], f"{row['bare images/s']:,.0f}", f"{row['loop images/s']:,.0f}", f"{row['share']:.0%}"
+        )
+    Console().print(table)
+    results.write(arguments.output, {"machine": results.machine(arguments.threads), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
