@@ -11,6 +11,7 @@ from kernelwarehouse.compare.measure import (
     training_memory,
 )
 from kernelwarehouse.errors import ConfigError, MeasurementError, UnknownPresetError
+from kernelwarehouse.layers import Conv2d
 from kernelwarehouse.peers.dyconv import DYConv2d
 from kernelwarehouse.temperature import get_temperature
 
@@ -20,15 +21,23 @@ TINY = Setting(image_size=32, batch_size=2, rounds=1, classes=3)
 def macs_by_hooks(model, size):
     """Positions times weights of every layer, and for dynamic convolutions all their experts once."""
     total = 0
+    counted_with_their_layer = {
+        part for module in model.modules() if isinstance(module, Conv2d) for part in module.attention.modules()
+    }
 
     def add(module, inputs, output):
         nonlocal total
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and module not in counted_with_their_layer:
             total += module.weight.numel() * inputs[0].shape[0]
         elif isinstance(module, nn.Conv2d):
             total += module.weight.numel() * output[0, 0].numel()
         elif isinstance(module, DYConv2d):
             total += module.weight[0].numel() * output[0, 0].numel() + module.weight.numel()
+        elif isinstance(module, Conv2d):
+            partition, shape = module.geometry.partition, module.attention.shape
+            total += partition.mixtures * partition.cell_size * (output[0, 0].numel() + shape.cells)
+            # Its attention may run as one compiled step, which calls no linear layer.
+            total += shape.hidden * (shape.in_channels + shape.mixtures * (shape.cells + 1))
 
     hooks = [module.register_forward_hook(add) for module in model.modules()]
     model.eval()(torch.zeros(1, 3, size, size))
@@ -37,7 +46,7 @@ def macs_by_hooks(model, size):
     return total
 
 
-@pytest.mark.parametrize("name", ["resnet18", "dy4x_resnet18"])
+@pytest.mark.parametrize("name", ["resnet18", "dy4x_resnet18", "kw2x_resnet18"])
 def test_macs_are_positions_times_weights_and_the_mixing(name):
     model = timm.create_model(name, num_classes=3)
     assert count_macs(model, TINY) == macs_by_hooks(model, 32)
