@@ -3,6 +3,7 @@ import torch
 from per_sample import convolve_each, linear, shake
 from torch import nn
 
+from kernelwarehouse.assemble import choose
 from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.peers.dyconv import DYConv2d
 from kernelwarehouse.temperature import set_temperature
@@ -53,6 +54,12 @@ def test_experts_start_apart_each_like_a_static_kernel():
     wanted = (2 / (64 * 9)) ** 0.5
     assert layer.weight.std((1, 2, 3, 4)).tolist() == pytest.approx([wanted] * 4, rel=0.05)
     assert not torch.equal(layer.weight[0], layer.weight[1])
+
+
+def test_whole_kernels_are_not_taken_apart_by_position():
+    # A product per position would first copy all experts into another order: at batch 1, ten times the convolution.
+    layer = DYConv2d(nn.Conv2d(8, 8, 3))
+    assert choose(torch.randn(1, 8, 7, 7), layer.geometry).strategy == "grouped"
 
 
 def test_gradients_reach_everything():

@@ -69,6 +69,8 @@ def choose(x: Tensor, geometry: Geometry) -> Choice:
         return _choose_pointwise(x.shape[0], positions, geometry, obstacle)
     if obstacle is None:
         return Choice("native", "compiled: mixes and multiplies in cache")
+    if math.prod(geometry.partition.cell_shape[2:]) > 1:
+        return Choice("grouped", "cells wider than one position, which a product per position would copy first")
     if x.device.type == "cpu" and positions <= _FEW_POSITIONS and x.dtype in (torch.float32, torch.float64):
         return Choice("matmul", f"{positions} output positions, at most {_FEW_POSITIONS}; not native, as {obstacle}")
     return Choice("grouped", f"{positions} output positions; not native, as {obstacle}")
