@@ -3,7 +3,7 @@
     python -m benchmarks.training_loop
 
 Bare steps are forward, backward and optimiser on one batch that is already in memory. The loop adds reading and
-augmenting images, seeds, schedules, temperature, and the sums that are reported. Both take turns in one process, a few steps each.
+augmenting images, seeds, schedules, temperature, and the sums that are reported. Both take turns in one process.
 """
 
 import argparse

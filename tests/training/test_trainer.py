@@ -125,7 +125,9 @@ def test_clipping_limits_the_step(plain_recipe: Recipe) -> None:
     assert 0 < float(moved.norm()) <= 1.01e-6 * 0.05
 
 
-@pytest.mark.parametrize("changes", [{"precision": "bfloat16"}, {"channels_last": True}, {"optimizer": "adamw"}])
+@pytest.mark.parametrize(
+    "changes", [{"precision": "bfloat16"}, {"precision": "float16"}, {"channels_last": True}, {"optimizer": "adamw"}]
+)
 def test_variants_learn(plain_recipe: Recipe, changes: dict[str, object]) -> None:
     trainer = trainer_for(
         tiny_resnet(), plain_recipe.with_overrides({"learning_rate": 0.01, "tau_epochs": 0.0, **changes})
