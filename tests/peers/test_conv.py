@@ -5,6 +5,9 @@ from torch import nn
 
 from kernelwarehouse.peers import _conv
 from kernelwarehouse.peers._conv import convolve, geometry_of
+from kernelwarehouse.peers.cgc import CGConv2d
+from kernelwarehouse.peers.condconv import CondConv2d, RoutedBlock
+from kernelwarehouse.peers.odconv import ODConv2d
 
 
 @pytest.mark.parametrize("at_once", [1, 700, 1 << 20])  # one sample, three samples, all samples of 216 numbers
@@ -47,3 +50,14 @@ def test_an_empty_batch_keeps_its_gradients():
     out.sum().backward()
     assert out.shape == (0, 6, 3, 3)
     assert (conv.weight.grad == 0).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [ODConv2d, CGConv2d, lambda conv: RoutedBlock(nn.Sequential(CondConv2d(conv)), 16)],
+    ids=["od", "cgc", "cond"],
+)
+def test_compilers_see_one_graph(make):
+    layer = make(nn.Conv2d(16, 16, 3)).eval()
+    x = torch.randn(2, 16, 6, 6)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x))

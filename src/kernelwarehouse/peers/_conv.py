@@ -20,6 +20,7 @@ def geometry_of(layer: nn.Conv2d | nn.Linear) -> Geometry:
     """The geometry of a layer whose kernel is not partitioned: one mixture, a cell as large as the kernel."""
     kernel = tuple(layer.weight.shape)
     whole = Partition(kernel, kernel)
+    _ = whole.counts, whole.positions  # computed once, here: torch.compile cannot follow the lock of a cached property
     if isinstance(layer, nn.Linear):
         return Geometry(whole)
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
