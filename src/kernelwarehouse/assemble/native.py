@@ -133,6 +133,7 @@ def backward(
         rows.padded,
         rows.places,
         rows.shifts,
+        max(geometry.stride) == 1,
         wants_input,
     )
     partition = geometry.partition

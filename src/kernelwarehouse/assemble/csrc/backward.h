@@ -18,23 +18,35 @@ struct Backward {
   Int in_channels, positions, padded_places;
   Int x_pitch, grad_pitch;
   const Int* targets;
+  Int inputs;  // places of the input
   const Int* places;
+  const Int* shifts;
+  Int taps;
+  bool dense;  // every row that a tap of an output position reads is one step of the padded grid: stride 1
   std::vector<Int> steps;
   const float* cells;
   bool wants_input;
   Int width;    // output channels of a cell in a block
   Int samples;  // samples at a time
 
+  // Gradients of outputs lie in the grid of the padded input, after as many rows of zeros as the last tap reaches back.
+  Int lead() const { return shifts[taps - 1]; }
+  Int grad_places() const { return lead() + padded_places; }
+  Int in_groups() const { return layer.segments / taps; }
   Int pair_rows() const { return layer.out_groups * layer.segments; }  // rows of one sample
   Int column_pitch() const { return width * layer.cell_in + kWide; }
 
+  bool small() const { return layer.n * layer.cell() <= kFarCache; }  // cells that stay in cache are cheap to read again
+
   void choose_blocks() {
-    const Int sample_rows = padded_places * x_pitch * 2 + positions * grad_pitch;
-    const Int narrowest = std::min<Int>(kWide, layer.cell_out) * layer.cell_in * pair_rows();
-    samples = std::max<Int>(1, std::min(4 * kFarCache / sample_rows, 2 * kFarCache / narrowest));
-    samples = std::min(samples, layer.batch);
-    const Int fitting = 2 * kFarCache / (samples * pair_rows() * layer.cell_in);
-    width = std::min(layer.cell_out, std::min<Int>(4 * kWide, std::max<Int>(kWide, fitting / kWide * kWide)));
+    // Wide blocks make long sums for the gradient of the input, many samples make packing the cells pay.
+    constexpr Int enough_rows = 144;
+    const Int sample_rows = padded_places * x_pitch * 2 + grad_places() * grad_pitch;
+    const Int most = std::min(layer.batch, std::max<Int>(1, (small() ? 1 : 4) * kFarCache / sample_rows));
+    for (width = std::min(layer.cell_out, 4 * kWide);; width = round_up(width / 2, kWide)) {
+      samples = std::min(most, std::max<Int>(1, 2 * kFarCache / (pair_rows() * width * layer.cell_in)));
+      if (width <= kWide || samples == most || samples * pair_rows() >= enough_rows) return;
+    }
   }
 };
 
@@ -46,14 +58,14 @@ inline void add_kernel_gradient(const Backward& call, const float* x_rows, const
   const Int block = std::max<Int>(32, kNearCache / (call.x_pitch + call.grad_pitch));
   for (Int start = 0; start < call.positions; start += block) {
     const Int depth = std::min(block, call.positions - start);
-    const float* grad = grad_rows + start * call.grad_pitch;
     for (Int segment = 0; segment < call.layer.segments; ++segment) {
       float* to = grad_kernels + segment * call.column_pitch();
       for_panels(cell_in, [&](Int c, auto vectors) {
         const float* x = x_rows + call.steps[segment] + c;
         const auto row = [&](Int k) { return x + call.places[start + k] * call.x_pitch; };
         for_row_tiles(channels, [&](Int o, auto tall) {
-          tile_across_rows<tall, vectors>(grad + o, call.grad_pitch, depth, row, [&](int r, int v, Lanes sum) {
+          const auto grad = [&](Int k) { return grad_rows + call.places[start + k] * call.grad_pitch + o; };
+          tile_across_rows<tall, vectors>(grad, depth, row, [&](int r, int v, Lanes sum) {
             float* target = to + (o + r) * cell_in + c + v * kLanes;
             start == 0 ? store(target, sum) : add(target, sum);
           });
@@ -63,9 +75,32 @@ inline void add_kernel_gradient(const Backward& call, const float* x_rows, const
   }
 }
 
-// Adds to the gradient of one sample's input, as rows, what flows through the kernels of one pair.
-inline void add_input_gradient(const Backward& call, const float* kernels, const float* grad_rows, Int channels,
-                               float* grad_x_rows) {
+// Adds to the gradient of one sample's input, as rows, what flows through the kernels of one pair: every place of the
+// input gathers from the output positions that read it. Only for stride 1.
+inline void gather_input_gradient(const Backward& call, const float* kernels, const float* grad_rows, Int channels,
+                                  float* grad_x_rows) {
+  const Int cell_in = call.layer.cell_in, groups = call.in_groups();
+  const Int gap = groups * call.column_pitch() - channels * cell_in;
+  std::vector<Int> back;
+  for (Int tap = 0; tap < call.taps; ++tap) back.push_back(-call.shifts[tap] * call.grad_pitch);
+  for (Int group = 0; group < groups; ++group)
+    for_panels(cell_in, [&](Int c, auto vectors) {
+      for_row_tiles(call.inputs, [&](Int place, auto tall) {
+        const float* a[tall];
+        for (int r = 0; r < tall; ++r) a[r] = grad_rows + call.targets[place + r] * call.grad_pitch;
+        tile_along_rows<tall, vectors>(
+            a, back.data(), call.taps, channels, kernels + group * call.column_pitch() + c, cell_in,
+            [&](int r, int v, Lanes sum) {
+              add(grad_x_rows + call.targets[place + r] * call.x_pitch + group * cell_in + c + v * kLanes, sum);
+            },
+            gap);
+      });
+    });
+}
+
+// The same for any stride: every output position scatters to the places it reads.
+inline void scatter_input_gradient(const Backward& call, const float* kernels, const float* grad_rows, Int channels,
+                                   float* grad_x_rows) {
   const Int cell_in = call.layer.cell_in, no_step = 0;
   for_panels(cell_in, [&](Int c, auto vectors) {
     for (Int segment = 0; segment < call.layer.segments; ++segment) {
@@ -73,7 +108,7 @@ inline void add_input_gradient(const Backward& call, const float* kernels, const
       float* to = grad_x_rows + call.steps[segment] + c;
       for_row_tiles(call.positions, [&](Int position, auto tall) {
         const float* a[tall];
-        for (int r = 0; r < tall; ++r) a[r] = grad_rows + (position + r) * call.grad_pitch;
+        for (int r = 0; r < tall; ++r) a[r] = grad_rows + call.places[position + r] * call.grad_pitch;
         tile_along_rows<tall, vectors>(a, &no_step, 1, channels, kernel, cell_in, [&](int r, int v, Lanes sum) {
           add(to + call.places[position + r] * call.x_pitch + v * kLanes, sum);
         });
@@ -115,17 +150,21 @@ inline void add_attention_gradient(const Backward& call, const float* grad_kerne
 // grad_cells [n][first, first + columns) += attention' [n][rows] x grad_kernels [rows][columns].
 inline void add_cell_gradient(const Backward& call, const float* attention, const float* grad_kernels, Int rows, Int first,
                               Int columns, float* grad_cells) {
-  const Int n = call.layer.n, panels = (columns + kWide - 1) / kWide;
+  const Int n = call.layer.n, panels = (columns + kWide - 1) / kWide, near = 256;  // rows of a panel that stay near
   at::parallel_for(0, panels, 1, [&](Int begin, Int end) {
     for (Int panel = begin; panel < end; ++panel) {
       const Int column = panel * kWide;
       for_panels(std::min(kWide, columns - column), [&](Int, auto vectors) {
-        const auto row = [&](Int k) { return grad_kernels + k * call.column_pitch() + column; };
-        for_row_tiles(n, [&](Int j, auto tall) {
-          tile_across_rows<tall, vectors>(attention + j, n, rows, row, [&](int r, int v, Lanes sum) {
-            add(grad_cells + (j + r) * call.layer.cell() + first + column + v * kLanes, sum);
+        for (Int start = 0; start < rows; start += near) {
+          const auto row = [&](Int k) { return grad_kernels + (start + k) * call.column_pitch() + column; };
+          for_row_tiles(n, [&](Int j, auto tall) {
+            const auto weights = [&](Int k) { return attention + (start + k) * n + j; };
+            tile_across_rows<tall, vectors>(weights, std::min(near, rows - start), row,
+                                            [&](int r, int v, Lanes sum) {
+                                              add(grad_cells + (j + r) * call.layer.cell() + first + column + v * kLanes, sum);
+                                            });
           });
-        });
+        }
       });
     }
   });
@@ -145,7 +184,8 @@ inline void rows_to_sample(const float* rows, Int pitch, const Int* targets, Int
 // grad [batch, out, positions] and x [batch, in, places], both contiguous; the rest as in forward_taps.
 inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, const Tensor& x, const Tensor& attention,
                                                         const Tensor& cells, const Tensor& targets, Int padded_places,
-                                                        const Tensor& places, const Tensor& shifts, bool wants_input) {
+                                                        const Tensor& places, const Tensor& shifts, bool dense,
+                                                        bool wants_input) {
   const Int x_pitch = row_pitch(x.size(1));
   Backward call{layer_of_cells(attention, cells),
                 x.size(1),
@@ -154,7 +194,11 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
                 x_pitch,
                 row_pitch(grad.size(1)),
                 targets.const_data_ptr<Int>(),
+                targets.numel(),
                 places.const_data_ptr<Int>(),
+                shifts.const_data_ptr<Int>(),
+                shifts.numel(),
+                dense,
                 {},
                 cells.const_data_ptr<float>(),
                 wants_input,
@@ -165,14 +209,14 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
   call.choose_blocks();
   Tensor grad_x = wants_input ? at::empty_like(x) : Tensor();
   Tensor grad_attention = at::zeros_like(attention), grad_cells = at::zeros_like(cells);
-  const Int x_size = padded_places * x_pitch, grad_size = call.positions * call.grad_pitch;
-  const Int total_places = targets.numel(), out = layer.out_channels();
-  std::vector<Int> in_order(call.positions);
-  for (Int i = 0; i < call.positions; ++i) in_order[i] = i;
+  const Int x_size = padded_places * x_pitch, grad_size = call.grad_places() * call.grad_pitch;
+  const Int out = layer.out_channels();
 
   std::vector<float> x_rows(call.samples * x_size), grad_rows(call.samples * grad_size), grad_x_rows;
-  std::vector<float> kernels, grad_kernels(call.samples * call.pair_rows() * call.column_pitch());
-  if (wants_input) kernels.resize(grad_kernels.size());
+  const Tensor grad_kernels = at::empty({call.samples * call.pair_rows() * call.column_pitch()}, x.options());
+  const Tensor kernels = wants_input ? at::empty_like(grad_kernels) : Tensor();
+  float* grad_kernel_data = grad_kernels.mutable_data_ptr<float>();
+  float* kernel_data = wants_input ? kernels.mutable_data_ptr<float>() : nullptr;
   for (Int start = 0; start < layer.batch; start += call.samples) {
     const Int samples = std::min(call.samples, layer.batch - start), rows = samples * call.pair_rows();
     const float* alpha = attention.const_data_ptr<float>() + start * call.pair_rows() * layer.n;
@@ -180,9 +224,10 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
       std::vector<float> turned;
       for (Int b = begin; b < end; ++b) {
         sample_to_rows(x.const_data_ptr<float>() + (start + b) * x.stride(0), false, call.in_channels, call.targets,
-                       total_places, x_rows.data() + b * x_size, x_pitch, turned);
-        sample_to_rows(grad.const_data_ptr<float>() + (start + b) * grad.stride(0), false, out, in_order.data(),
-                       call.positions, grad_rows.data() + b * grad_size, call.grad_pitch, turned);
+                       call.inputs, x_rows.data() + b * x_size, x_pitch, turned);
+        sample_to_rows(grad.const_data_ptr<float>() + (start + b) * grad.stride(0), false, out, call.places,
+                       call.positions, grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch, call.grad_pitch,
+                       turned);
       }
     });
     if (wants_input) grad_x_rows.assign(call.samples * x_size, 0.0f);
@@ -190,29 +235,32 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
       const Int channels = std::min(call.width, layer.cell_out - first), columns = channels * layer.cell_in;
       if (wants_input)
         at::parallel_for(0, (columns + kWide - 1) / kWide, 64, [&](Int begin, Int end) {
-          std::vector<float> packed;
+          Packed packed;
           const Int from = begin * kWide, count = std::min(end * kWide, columns) - from;
-          mix(alpha, rows, layer.n, call.cells + first * layer.cell_in + from, layer.cell(), count, kernels.data() + from,
+          mix(alpha, rows, layer.n, call.cells + first * layer.cell_in + from, layer.cell(), count, kernel_data + from,
               call.column_pitch(), packed);
         });
       at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
         for (Int pair = begin * layer.out_groups; pair < end * layer.out_groups; ++pair) {
           const Int b = pair / layer.out_groups, offset = pair * layer.segments * call.column_pitch();
-          const float* pair_grad = grad_rows.data() + b * grad_size + pair % layer.out_groups * layer.cell_out + first;
-          add_kernel_gradient(call, x_rows.data() + b * x_size, pair_grad, channels, grad_kernels.data() + offset);
-          if (wants_input)
-            add_input_gradient(call, kernels.data() + offset, pair_grad, channels, grad_x_rows.data() + b * x_size);
+          const float* pair_grad = grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch +
+                                   pair % layer.out_groups * layer.cell_out + first;
+          add_kernel_gradient(call, x_rows.data() + b * x_size, pair_grad, channels, grad_kernel_data + offset);
+          if (wants_input) {
+            const auto add_input_gradient = call.dense ? gather_input_gradient : scatter_input_gradient;
+            add_input_gradient(call, kernel_data + offset, pair_grad, channels, grad_x_rows.data() + b * x_size);
+          }
         }
       });
-      add_attention_gradient(call, grad_kernels.data(), rows, first * layer.cell_in, columns,
+      add_attention_gradient(call, grad_kernel_data, rows, first * layer.cell_in, columns,
                              grad_attention.mutable_data_ptr<float>() + start * call.pair_rows() * layer.n);
-      add_cell_gradient(call, alpha, grad_kernels.data(), rows, first * layer.cell_in, columns,
+      add_cell_gradient(call, alpha, grad_kernel_data, rows, first * layer.cell_in, columns,
                         grad_cells.mutable_data_ptr<float>());
     }
     if (wants_input)
       at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
         for (Int b = begin; b < end; ++b)
-          rows_to_sample(grad_x_rows.data() + b * x_size, x_pitch, call.targets, total_places, call.in_channels,
+          rows_to_sample(grad_x_rows.data() + b * x_size, x_pitch, call.targets, call.inputs, call.in_channels,
                          grad_x.mutable_data_ptr<float>() + (start + b) * x.stride(0));
       });
   }

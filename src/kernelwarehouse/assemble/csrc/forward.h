@@ -15,7 +15,9 @@ struct Blocking {
     width = std::min(layer.cell_out, wanted_width);
     blocks = (layer.cell_out + width - 1) / width;
     pitch = width * layer.cell_in + kWide;  // no power of two, as for rows
-    together = std::min(pairs, std::max<Int>(1, kBlock / (layer.segments * pitch)));
+    // Where the cells of a block are packed in one piece, runs of samples share it and may be short.
+    const Int room = width * layer.cell_in <= packed_columns(layer.n) ? kFarCache / 4 : kBlock;
+    together = std::min(pairs, std::max<Int>(1, room / (layer.segments * pitch)));
     // Pairs are split between tasks only where there are too few blocks for the threads.
     const Int threads = at::get_num_threads();
     runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
@@ -29,7 +31,8 @@ template <class Mixer, class Multiply>
 void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mixer& mixer, const Multiply& multiply) {
   const Blocking blocking(layer, wanted_width, pairs);
   at::parallel_for(0, blocking.blocks * blocking.runs, 1, [&](Int begin, Int end) {
-    std::vector<float> packed, scratch;
+    Packed packed;
+    std::vector<float> scratch;
     std::vector<float> kernels(blocking.together * layer.segments * blocking.pitch);
     for (Int task = begin; task < end; ++task) {
       const Int first = task / blocking.runs * blocking.width;
@@ -75,8 +78,9 @@ Tensor multiply_taps(const Mixer& mixer, const Tensor& x, const Tensor& targets,
   const Int* place = places.const_data_ptr<Int>();
   float* y_data = y.mutable_data_ptr<float>();
 
-  // As many samples at a time as stay in cache as rows.
-  const Int chunk = std::min(layer.batch, std::max<Int>(1, 2 * kFarCache / sample_rows));
+  // Few samples at a time, so that their rows stay in cache; but more where the cells do not, and are read for each chunk.
+  const bool small = layer.n * layer.cell() <= kFarCache;
+  const Int chunk = std::min(layer.batch, std::max<Int>(1, (small ? kFarCache / 2 : 2 * kFarCache) / sample_rows));
   std::vector<float> rows(chunk * sample_rows);
   for (Int start = 0; start < layer.batch; start += chunk) {
     const Int samples = std::min(chunk, layer.batch - start);

@@ -52,10 +52,20 @@ inline void add_streamed(const float* weights, Int weights_pitch, Int rows, cons
   });
 }
 
+// What was packed last: several runs of samples use the same piece of the cells, one after the other.
+struct Packed {
+  std::vector<float> numbers;
+  const float* from = nullptr;
+  Int columns = 0;
+};
+
+// Columns that are packed at a time: a piece that stays in cache.
+inline Int packed_columns(Int depth) { return std::max<Int>(kWide, kFarCache / 4 / depth / kWide * kWide); }
+
 // to[row][column] = sum over k of weights[row][k] * from[k][column], for any number of rows; `from` is far away and
 // from[k], from[k + 1] are `pitch` apart.
 inline void mix(const float* weights, Int rows, Int depth, const float* from, Int pitch, Int columns, float* to, Int to_pitch,
-                std::vector<float>& packed) {
+                Packed& packed) {
   constexpr Int few = 12, stream = 1024, together = 4;
   if (rows <= few) {
     for (Int column = 0; column < columns; column += stream) {
@@ -75,12 +85,16 @@ inline void mix(const float* weights, Int rows, Int depth, const float* from, In
     return;
   }
   // Many rows: packed piece by piece, so that a piece stays near while all rows use it.
-  const Int piece = std::max<Int>(kWide, kFarCache / 4 / depth / kWide * kWide);
-  packed.resize(depth * std::min(piece, columns));
+  const Int piece = packed_columns(depth);
+  packed.numbers.resize(depth * piece);
   for (Int column = 0; column < columns; column += piece) {
     const Int count = std::min(piece, columns - column);
-    pack_panels(from + column, pitch, depth, count, packed.data());
-    multiply_packed(weights, depth, rows, depth, packed.data(), count, to + column, to_pitch);
+    if (packed.from != from + column || packed.columns != count) {
+      pack_panels(from + column, pitch, depth, count, packed.numbers.data());
+      packed.from = from + column;
+      packed.columns = count;
+    }
+    multiply_packed(weights, depth, rows, depth, packed.numbers.data(), count, to + column, to_pitch);
   }
 }
 
@@ -93,7 +107,7 @@ struct CellMixer {
   const float* attention;
   const float* cells;
 
-  void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, std::vector<float>& packed) const {
+  void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
     mix(attention + pair * layer.segments * layer.n, count * layer.segments, layer.n, cells + first, layer.cell(), columns, to,
         pitch, packed);
   }
@@ -111,7 +125,7 @@ struct BasisMixer {
   const float* scale;
   const float* basis;
 
-  void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, std::vector<float>& packed) const {
+  void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
     for (Int group = 0; group < layer.out_groups; ++group) {
       const Int skipped = (group - pair % layer.out_groups + layer.out_groups) % layer.out_groups;
       const Int rows = (count - skipped + layer.out_groups - 1) / layer.out_groups;
@@ -121,7 +135,7 @@ struct BasisMixer {
   }
 
   // Pairs of one output group: `rows` samples.
-  void mix_group(Int pair, Int rows, Int group, Int first, Int columns, float* to, Int pitch, std::vector<float>& packed) const {
+  void mix_group(Int pair, Int rows, Int group, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
     const Int sample = pair / layer.out_groups, row_pitch = layer.out_groups * layer.segments * pitch;
     std::vector<Int> active;
     for (Int k = 0; k < layer.n; ++k)
@@ -143,7 +157,7 @@ struct BasisMixer {
   }
 
   void mix_active(const float* weights, Int rows, const std::vector<Int>& active, const float* own, Int columns, float* to,
-                  Int to_pitch, std::vector<float>& packed) const {
+                  Int to_pitch, Packed& packed) const {
     const Int depth = static_cast<Int>(active.size());
     if (depth == layer.n) return mix(weights, rows, depth, own, layer.cell(), columns, to, to_pitch, packed);
     for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch, columns, 0.0f);

@@ -23,7 +23,7 @@ TORCH_LIBRARY(kernelwarehouse, library) {
   library.def("forward_pointwise(Tensor x, Tensor attention, Tensor cells) -> Tensor", &kernelwarehouse::forward_pointwise);
   library.def(
       "backward_taps(Tensor grad, Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, "
-      "Tensor places, Tensor shifts, bool wants_input) -> (Tensor, Tensor, Tensor)",
+      "Tensor places, Tensor shifts, bool dense, bool wants_input) -> (Tensor, Tensor, Tensor)",
       &kernelwarehouse::backward_taps);
   library.def(
       "attention(Tensor pooled, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, Tensor variance, "

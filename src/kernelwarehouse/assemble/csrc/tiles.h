@@ -28,12 +28,12 @@ inline Int round_up(Int value, Int multiple) { return (value + multiple - 1) / m
 // vector to finish(r, v, sum).
 
 // A(r, k) lies contiguous in k. The sum runs over segments; the rows a[r] are read from a[r] + step[segment], while b
-// goes on from where the last segment ended.
+// goes on from where the last segment ended, after a gap.
 template <int R, int V, class Finish>
 inline void tile_along_rows(const float* const* a, const Int* step, Int segments, Int depth, const float* b, Int pitch,
-                            const Finish& finish) {
+                            const Finish& finish, Int gap = 0) {
   Lanes sums[R][V] = {};
-  for (Int segment = 0; segment < segments; ++segment) {
+  for (Int segment = 0; segment < segments; ++segment, b += gap) {
     const float* rows[R];
     for (int r = 0; r < R; ++r) rows[r] = a[r] + step[segment];
     for (Int k = 0; k < depth; ++k, b += pitch) {
@@ -47,16 +47,16 @@ inline void tile_along_rows(const float* const* a, const Int* step, Int segments
     for (int v = 0; v < V; ++v) finish(r, v, sums[r][v]);
 }
 
-// A(r, k) lies contiguous in r, a_pitch apart in k; row k of B is at b(k).
-template <int R, int V, class Place, class Finish>
-inline void tile_across_rows(const float* a, Int a_pitch, Int depth, const Place& b, const Finish& finish) {
+// A(r, k) lies contiguous in r, from a(k) on; row k of B is at b(k).
+template <int R, int V, class PlaceA, class PlaceB, class Finish>
+inline void tile_across_rows(const PlaceA& a, Int depth, const PlaceB& b, const Finish& finish) {
   Lanes sums[R][V] = {};
-  for (Int k = 0; k < depth; ++k, a += a_pitch) {
-    const float* row = b(k);
+  for (Int k = 0; k < depth; ++k) {
+    const float *column_of_a = a(k), *row = b(k);
     Lanes column[V];
     for (int v = 0; v < V; ++v) column[v] = load(row + v * kLanes);
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) sums[r][v] += a[r] * column[v];
+      for (int v = 0; v < V; ++v) sums[r][v] += column_of_a[r] * column[v];
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) finish(r, v, sums[r][v]);
