@@ -12,9 +12,9 @@ from kernelwarehouse.errors import TrainingError
 class TrainingBatches(Sampler[list[tuple[int, int]]]):
     """The micro-batches of one process, as lists of `(epoch, index)`, from `start_step` to the end of the run.
 
-    A step takes `batch_size` images over all processes. They are cut into `accumulation` micro-batches, and each of those
-    is dealt to the processes in turn. Every epoch has its own order; the images beyond the last whole batch of an epoch
-    wait for the next epoch's order.
+    A step takes `batch_size` images over all processes. They are cut into `accumulation` micro-batches, and each of
+    those is dealt to the processes in turn. Every epoch has its own order; the images beyond the last whole batch of an
+    epoch wait for the next epoch's order.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """All randomness of a run is a function of where in the run it is needed.
 
-Nothing is drawn from a generator that lives on between steps. So a run that is killed and resumed at any step draws what
-the uninterrupted run draws, whatever the number of worker processes and however far they had read ahead.
+Nothing is drawn from a generator that lives on between steps. So a run that is killed and resumed at any step draws
+what the uninterrupted run draws, whatever the number of worker processes and however far they had read ahead.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import torch
 
 
 def derive_seed(purpose: str, *place: int) -> int:
-    """64 well-mixed bits for one purpose at one place of a run, such as `derive_seed("augment", seed, epoch, index)`."""
+    """64 well-mixed bits for one purpose at one place of a run: `derive_seed("augment", seed, epoch, index)`."""
     digest = hashlib.blake2b(repr((purpose, place)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
