@@ -58,6 +58,18 @@ def cases(draw: st.DrawFn, *, native: bool = False) -> Case:
     return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
 
 
+@st.composite
+def depthwise_cases(draw: st.DrawFn) -> Case:
+    """Depth-wise layers that the compiled kernels take; some with two output channels for an input channel."""
+    cell, count, shared = draw(st.sampled_from([8, 16, 24])), draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    partition = Partition((cell * count * shared, 1, 3, 3), (cell, 1, 1, 1))
+    dilation = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    padding = tuple(draw(st.integers(0, 2 * d)) for d in dilation)
+    space = tuple(draw(st.integers(2 * d + 1, 20)) for d in dilation)
+    geometry = Geometry(partition, (1, 1), padding, dilation, cell * count)
+    return Case(geometry, draw(st.integers(1, 3)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
+
+
 def gradients(
     way: str, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry
 ) -> tuple[Tensor, tuple[Tensor, ...]]:

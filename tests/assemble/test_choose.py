@@ -22,7 +22,8 @@ def _geometry(out: int, inside: int, kernel: int, cell: tuple[int, int], groups:
         (_geometry(32, 16, 1, (8, 16)), (2, 16, 8, 8), "matmul"),
         (_geometry(6, 3, 3, (3, 3)), (2, 3, 8, 8), "matmul"),
         (_geometry(6, 3, 3, (3, 3)), (2, 3, 40, 40), "grouped"),
-        (_geometry(16, 1, 3, (8, 1), groups=16), (2, 16, 8, 8), "plain"),
+        (_geometry(16, 1, 3, (8, 1), groups=16), (2, 16, 8, 8), "depthwise"),
+        (_geometry(16, 1, 5, (8, 1), groups=16), (2, 16, 8, 8), "plain"),
         (Geometry(Partition((6, 4), (3, 2))), (2, 5, 4), "matmul"),
         (_geometry(32, 16, 3, (16, 16)), (0, 16, 8, 8), "plain"),
     ],
@@ -51,7 +52,7 @@ def test_force_nests_and_ends() -> None:
 
 def test_unknown_strategy_is_refused() -> None:
     with (
-        pytest.raises(StrategyError, match=r"no strategy 'fast'; there are plain, grouped, matmul, native"),
+        pytest.raises(StrategyError, match=r"no strategy 'fast'; there are plain, depthwise, grouped, matmul, native"),
         force("fast"),
     ):
         pass

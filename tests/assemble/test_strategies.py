@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from layer_cases import Case, assert_same, cases
+from layer_cases import Case, assert_same, cases, depthwise_cases
 
 PURE = ["grouped", "matmul"]
 
@@ -26,3 +26,9 @@ def test_float32(way: str, case: Case) -> None:
 @given(case=cases(native=True))
 def test_native(case: Case) -> None:
     assert_same("native", case, torch.float32, 1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=depthwise_cases())
+def test_depthwise(case: Case) -> None:
+    assert_same("depthwise", case, torch.float32, 1e-5)

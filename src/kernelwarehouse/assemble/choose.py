@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernelwarehouse.assemble import native
+from kernelwarehouse.assemble import depthwise, native
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.errors import StrategyError
 
-STRATEGIES = ("plain", "grouped", "matmul", "native")
+STRATEGIES = ("plain", "depthwise", "grouped", "matmul", "native")
 
 # Output positions up to which products of small matrices beat a grouped convolution (measured on a CPU with AVX2).
 _FEW_POSITIONS = 400
@@ -21,6 +21,9 @@ _FEW_POSITIONS = 400
 # Below these the compiled point-wise product has too little to do in a tile, or enough to do for few samples.
 _WIDE_CELL = 16
 _SMALL_BATCH = 4
+
+# Strategies that cannot evaluate every layer.
+_PARTICULAR = {"depthwise": depthwise, "native": native}
 
 _forced: ContextVar[str | None] = ContextVar("kernelwarehouse_forced_strategy", default=None)
 
@@ -56,13 +59,16 @@ def choose(x: Tensor, geometry: Geometry) -> Choice:
         return Choice("plain", "traced: compilers and function transforms should see the definition")
     wanted = forced()
     if wanted is not None:
-        if wanted == "native":
-            native.require(x, geometry)
+        if wanted in _PARTICULAR:
+            _PARTICULAR[wanted].require(x, geometry)
         return Choice(wanted, "forced")
     if x.numel() == 0 or x.device.type == "meta":
         return Choice("plain", "nothing to compute")
     if geometry.groups > 1 and geometry.partition.kernel_shape[1] == 1:
-        return Choice("plain", "depth-wise: the kernels are small enough to keep")
+        hindrance = depthwise.obstacle(x, geometry)
+        if hindrance is None:
+            return Choice("depthwise", "compiled: channel by channel, in cache")
+        return Choice("plain", f"depth-wise: the kernels are small enough to keep; not compiled, as {hindrance}")
     obstacle = native.obstacle(x, geometry)
     positions = math.prod(geometry.output_size(tuple(x.shape[2:])))
     if math.prod(geometry.kernel_size) == 1:

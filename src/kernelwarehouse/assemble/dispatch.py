@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from kernelwarehouse.assemble import grouped, matmul, native, plain
+from kernelwarehouse.assemble import depthwise, grouped, matmul, native, plain
 from kernelwarehouse.assemble.choose import choose
 from kernelwarehouse.assemble.function import Recomputed, Strategy
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.errors import ShapeError
 
-_RECOMPUTING: dict[str, Strategy] = {"grouped": grouped, "matmul": matmul, "native": native}
+_RECOMPUTING: dict[str, Strategy] = {"depthwise": depthwise, "grouped": grouped, "matmul": matmul, "native": native}
 
 
 def evaluate(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:

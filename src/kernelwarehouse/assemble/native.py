@@ -12,7 +12,7 @@ from kernelwarehouse.assemble.build import load_native
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.errors import StrategyError
 
-_LANES = 8
+LANES = 8  # as in csrc/tiles.h
 
 
 @lru_cache(maxsize=1024)
@@ -24,8 +24,8 @@ def _obstacle(geometry: Geometry) -> str | None:
         return f"it has {geometry.groups} groups"
     if math.prod(cell[2:]) != 1:
         return f"its cells are {'x'.join(map(str, cell[2:]))} positions wide"
-    if cell[0] % _LANES or cell[1] % _LANES:
-        return f"its cells of {cell[0]}x{cell[1]} channels are no multiples of {_LANES}"
+    if cell[0] % LANES or cell[1] % LANES:
+        return f"its cells of {cell[0]}x{cell[1]} channels are no multiples of {LANES}"
     return None
 
 
@@ -77,7 +77,7 @@ def _rows(geometry: Geometry, space: tuple[int, ...]) -> _Rows:
         return _Rows(index(*inside), math.prod(padded), index(*outside), index(*kernel))
 
 
-def _attention_pairs(attention: Tensor, geometry: Geometry) -> Tensor:
+def attention_pairs(attention: Tensor, geometry: Geometry) -> Tensor:
     """`[batch, m, n]` -> `[batch, out groups, positions * in groups, n]`."""
     partition = geometry.partition
     if partition.out_groups == 1 or partition.positions == 1:  # already in order
@@ -92,12 +92,12 @@ def _pointwise(geometry: Geometry) -> bool:
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias, channels last where the input is."""
-    return _product(x, "", (_attention_pairs(attention, geometry), cells.flatten(2).contiguous()), geometry)
+    return _product(x, "", (attention_pairs(attention, geometry), cells.flatten(2).contiguous()), geometry)
 
 
 def forward_basis(x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, geometry: Geometry) -> Tensor:
     """The same, mixed from bases (see `hidden.py`): `hidden` is `[batch, h + 1]`, `scale` is `[batch, m]`."""
-    pairs = _attention_pairs(scale.unsqueeze(2), geometry)
+    pairs = attention_pairs(scale.unsqueeze(2), geometry)
     return _product(x, "_basis", (hidden, pairs, basis.flatten(4)), geometry)
 
 
@@ -123,7 +123,7 @@ def backward(
     """Gradients of input, attentions and cells; kernels are mixed again, block by block."""
     if _pointwise(geometry):  # products of large matrices: what batched matmul is best at
         return matmul.backward(grad, x, attention, cells, geometry, wants_input)
-    rows, pairs = _rows(geometry, tuple(x.shape[2:])), _attention_pairs(attention, geometry)
+    rows, pairs = _rows(geometry, tuple(x.shape[2:])), attention_pairs(attention, geometry)
     grad_x, grad_pairs, grad_cells = torch.ops.kernelwarehouse.backward_taps(
         grad.contiguous().flatten(2),
         x.contiguous().flatten(2),

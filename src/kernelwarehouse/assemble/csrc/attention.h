@@ -28,10 +28,34 @@ inline void normalise_and_rectify(Tensor& features, const Tensor& weight, const 
     }
 }
 
+// x [batch, in] times the transpose of weight [out, in], plus bias: for few samples the loop is faster than a library.
+inline Tensor small_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  const Int batch = x.size(0), in = weight.size(1), out = weight.size(0);
+  if (batch > 2 || !x.is_contiguous() || !weight.is_contiguous()) return at::linear(x, weight, bias);
+  Tensor y = at::empty({batch, out}, x.options());
+  const float* w = weight.const_data_ptr<float>();
+  const float* offset = bias.has_value() ? bias->const_data_ptr<float>() : nullptr;
+  for (Int row = 0; row < batch; ++row) {
+    const float* from = x.const_data_ptr<float>() + row * in;
+    float* to = y.mutable_data_ptr<float>() + row * out;
+    for (Int o = 0; o < out; ++o) {
+      const float* line = w + o * in;
+      Lanes partial = {};
+      Int k = 0;
+      for (; k + kLanes <= in; k += kLanes) partial += load(from + k) * load(line + k);
+      float sum = offset == nullptr ? 0 : offset[o];
+      for (; k < in; ++k) sum += from[k] * line[k];
+      for (Int lane = 0; lane < kLanes; ++lane) sum += partial[lane];
+      to[o] = sum;
+    }
+  }
+  return y;
+}
+
 // The hidden vector [batch, hidden] of pooled inputs [batch, channels].
 inline Tensor attention_hidden(const Tensor& pooled, const Tensor& fc1, const Tensor& norm_weight, const Tensor& norm_bias,
                                const Tensor& mean, const Tensor& variance, double epsilon) {
-  Tensor hidden = at::linear(pooled, fc1);
+  Tensor hidden = small_linear(pooled, fc1, std::nullopt);
   normalise_and_rectify(hidden, norm_weight, norm_bias, mean, variance, epsilon);
   return hidden;
 }
@@ -76,7 +100,7 @@ inline Tensor attention(const Tensor& pooled, const Tensor& fc1, const Tensor& n
                         const Tensor& fc2_bias, Int mixtures, const std::optional<Tensor>& beta, double tau,
                         double epsilon) {
   const Tensor hidden = attention_hidden(pooled, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
-  const Tensor logits = at::linear(hidden, fc2, fc2_bias);
+  const Tensor logits = small_linear(hidden, fc2, fc2_bias);
   return attention_weights(logits.view({logits.size(0), mixtures, -1}), beta, tau, epsilon);
 }
 
@@ -86,7 +110,7 @@ inline std::tuple<Tensor, Tensor> attention_coefficients(const Tensor& pooled, c
                                                          double norm_epsilon, const Tensor& fc2, const Tensor& fc2_bias,
                                                          Int mixtures, double epsilon) {
   const Tensor hidden = attention_hidden(pooled, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
-  const Tensor logits = at::linear(hidden, fc2, fc2_bias);
+  const Tensor logits = small_linear(hidden, fc2, fc2_bias);
   const Int batch = hidden.size(0), width = hidden.size(1), cells = logits.size(1) / mixtures;
   Tensor extended = at::empty({batch, width + 1}, hidden.options());
   Tensor scale = at::empty({batch, mixtures}, hidden.options());

@@ -13,6 +13,7 @@
 
 #include "attention.h"
 #include "backward.h"
+#include "depthwise.h"
 #include "forward.h"
 
 TORCH_LIBRARY(kernelwarehouse, library) {
@@ -39,4 +40,10 @@ TORCH_LIBRARY(kernelwarehouse, library) {
       "attention_coefficients(Tensor pooled, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, "
       "Tensor variance, float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, float epsilon) -> (Tensor, Tensor)",
       &kernelwarehouse::attention_coefficients);
+  library.def(
+      "forward_depthwise(Tensor x, Tensor attention, Tensor cells, int[] out_size, int[] padding, int[] dilation) -> Tensor",
+      &kernelwarehouse::forward_depthwise);
+  library.def(
+      "depthwise_kernel_gradient(Tensor grad, Tensor x, int cell, int[] padding, int[] dilation) -> Tensor",
+      &kernelwarehouse::depthwise_kernel_gradient);
 }

@@ -1,0 +1,131 @@
+// Depth-wise 3x3 layers of stride 1: an input channel for every output channel (or for a few of them).
+//
+// The kernels are small, so all of them are mixed at once; what costs is moving the activations. Each channel is copied,
+// padded, into a buffer that stays in the first-level cache; a row of outputs is then a sum of shifted rows.
+#pragma once
+
+#include "layer.h"
+
+namespace kernelwarehouse {
+
+struct Plane {
+  Int height, width, out_height, out_width;
+  Int pad_y, pad_x, dilation_y, dilation_x;
+
+  Int padded_height() const { return out_height + 2 * dilation_y; }
+  Int pitch() const { return out_width + 2 * dilation_x + kLanes; }  // loads run over the end of a row
+
+  // One channel into the padded buffer, whose padding is zero and stays so.
+  void fill(const float* from, float* padded) const {
+    for (Int y = 0; y < height; ++y) std::copy_n(from + y * width, width, padded + (y + pad_y) * pitch() + pad_x);
+  }
+
+  // One channel's outputs; weights[tap * weight_pitch] is its kernel.
+  template <int T>
+  void convolve(const float* padded, const Int* offsets, const float* weights, Int weight_pitch, float* out) const {
+    Lanes spread[T];
+    for (int tap = 0; tap < T; ++tap) spread[tap] = weights[tap * weight_pitch] - Lanes{};
+    for (Int y = 0; y < out_height; ++y)
+      for (Int x = 0; x < out_width; x += kLanes) {
+        const float* from = padded + y * pitch() + x;
+        Lanes sum = {};
+        for (int tap = 0; tap < T; ++tap) sum += spread[tap] * load(from + offsets[tap]);
+        float* to = out + y * out_width + x;
+        if (x + kLanes <= out_width)
+          store(to, sum);
+        else
+          for (Int lane = 0; lane < out_width - x; ++lane) to[lane] = sum[lane];
+      }
+  }
+
+  // For every tap, the sum over positions of output gradient times input: the gradient of one channel's kernel.
+  template <int T>
+  void correlate(const float* padded, const Int* offsets, const float* grad, float* sums, Int pitch_of_sums) const {
+    Lanes partial[T] = {};
+    for (Int y = 0; y < out_height; ++y)
+      for (Int x = 0; x < out_width; x += kLanes) {
+        const float* from = padded + y * pitch() + x;
+        Lanes value = {};
+        if (x + kLanes <= out_width)
+          value = load(grad + y * out_width + x);
+        else
+          for (Int lane = 0; lane < out_width - x; ++lane) value[lane] = grad[y * out_width + x + lane];
+        for (int tap = 0; tap < T; ++tap) partial[tap] += value * load(from + offsets[tap]);
+      }
+    for (int tap = 0; tap < T; ++tap) {
+      float sum = 0;
+      for (Int lane = 0; lane < kLanes; ++lane) sum += partial[tap][lane];
+      sums[tap * pitch_of_sums] = sum;
+    }
+  }
+
+  std::vector<Int> tap_offsets() const {
+    std::vector<Int> offsets;
+    for (Int ky = 0; ky < 3; ++ky)
+      for (Int kx = 0; kx < 3; ++kx) offsets.push_back(ky * dilation_y * pitch() + kx * dilation_x);
+    return offsets;
+  }
+};
+
+constexpr int kTaps = 9;  // 3x3 kernels only: their weights and sums stay in registers
+
+inline Plane plane_of(const Tensor& x, at::IntArrayRef out_size, at::IntArrayRef padding, at::IntArrayRef dilation) {
+  return {x.size(2), x.size(3), out_size[0], out_size[1], padding[0], padding[1], dilation[0], dilation[1]};
+}
+
+// Calls body(channel of the batch's outputs, its input as padded buffer) for all channels, in parallel.
+template <class Body>
+void for_padded_channels(const Plane& plane, const Tensor& x, Int out, const Body& body) {
+  const Int in = x.size(1), places = plane.height * plane.width;
+  const float* x_data = x.const_data_ptr<float>();
+  const Int grain = std::max<Int>(1, 65536 / (plane.out_height * plane.out_width * kTaps));
+  at::parallel_for(0, x.size(0) * out, grain, [&](Int begin, Int end) {
+    std::vector<float> padded(plane.padded_height() * plane.pitch() + kLanes);
+    Int filled = -1;
+    for (Int channel = begin; channel < end; ++channel) {
+      const Int source = channel / out * in + channel % out / (out / in);
+      if (source != filled) plane.fill(x_data + source * places, padded.data());
+      filled = source;
+      body(channel, padded.data());
+    }
+  });
+}
+
+// x [batch, in, height, width], attention [batch, out_groups, taps, n], cells [n, cell_out, 1] -> [batch, out, height, width].
+inline Tensor forward_depthwise(const Tensor& x, const Tensor& attention, const Tensor& cells, at::IntArrayRef out_size,
+                                at::IntArrayRef padding, at::IntArrayRef dilation) {
+  const Layer layer = layer_of_cells(attention, cells);
+  const Plane plane = plane_of(x, out_size, padding, dilation);
+  const Int out = layer.out_channels(), cell = layer.cell_out;
+  Tensor y = at::empty({layer.batch, out, plane.out_height, plane.out_width}, x.options());
+  const Tensor kernels = at::empty({layer.pairs() * kTaps * cell}, x.options());
+  Packed packed;
+  mix(attention.const_data_ptr<float>(), layer.pairs() * kTaps, layer.n, cells.const_data_ptr<float>(), cell, cell,
+      kernels.mutable_data_ptr<float>(), cell, packed);
+  const float* kernel_data = kernels.const_data_ptr<float>();
+  float* y_data = y.mutable_data_ptr<float>();
+  const std::vector<Int> offsets = plane.tap_offsets();
+  for_padded_channels(plane, x, out, [&](Int channel, const float* padded) {
+    const float* weights = kernel_data + channel / cell * kTaps * cell + channel % cell;
+    plane.convolve<kTaps>(padded, offsets.data(), weights, cell, y_data + channel * plane.out_height * plane.out_width);
+  });
+  return y;
+}
+
+// The gradient of the assembled kernels, [batch, out_groups, taps, cell_out].
+inline Tensor depthwise_kernel_gradient(const Tensor& grad, const Tensor& x, Int cell, at::IntArrayRef padding,
+                                        at::IntArrayRef dilation) {
+  const Plane plane = plane_of(x, grad.sizes().slice(2), padding, dilation);
+  const Int out = grad.size(1), positions = plane.out_height * plane.out_width;
+  Tensor sums = at::empty({x.size(0), out / cell, kTaps, cell}, x.options());
+  const float* grad_data = grad.const_data_ptr<float>();
+  float* to = sums.mutable_data_ptr<float>();
+  const std::vector<Int> offsets = plane.tap_offsets();
+  for_padded_channels(plane, x, out, [&](Int channel, const float* padded) {
+    plane.correlate<kTaps>(padded, offsets.data(), grad_data + channel * positions,
+                           to + channel / cell * kTaps * cell + channel % cell, cell);
+  });
+  return sums;
+}
+
+}  // namespace kernelwarehouse
