@@ -49,10 +49,13 @@ def test_a_run_leaves_all_it_should(striped: DataSet, recipe: Recipe, tmp_path: 
     assert list((folder.path / "tensorboard").iterdir())
 
 
-def test_started_again_a_finished_run_changes_nothing(striped: DataSet, recipe: Recipe, tmp_path: Path) -> None:
+def test_started_again_a_finished_run_changes_nothing(
+    striped: DataSet, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run("resnet18", striped, recipe, tmp_path / "run")
     before, metrics = weights(folder.path / "last"), folder.metrics_path.read_text()
     run("resnet18", striped, recipe, tmp_path / "run")
+    assert f"{tmp_path / 'run'} is finished: 2 epochs" in capsys.readouterr().out
     torch.testing.assert_close(weights(folder.path / "last"), before, rtol=0, atol=0)
     assert folder.metrics_path.read_text() == metrics
     with pytest.raises(TrainingError, match=r"other settings \(seed: there 0, now 1\)"):

@@ -137,8 +137,11 @@ class Run:
         self.loss_sum = state["loss_sum"]
         self.best_top1 = state["best_top1"]
         self.unreadable = set(state["unreadable"])
-        epoch = self.trainer.steps_done / self.batches.steps_per_epoch
-        self.display.say(f"resuming {self.folder.path} at step {self.trainer.steps_done} (epoch {epoch:.2f})")
+        if self.trainer.steps_done == self.batches.steps:
+            self.display.say(f"{self.folder.path} is finished: {self.recipe.epochs} epochs")
+        else:
+            epoch = self.trainer.steps_done / self.batches.steps_per_epoch
+            self.display.say(f"resuming {self.folder.path} at step {self.trainer.steps_done} (epoch {epoch:.2f})")
 
     def go(self) -> None:
         """Train to the end of the last epoch."""
