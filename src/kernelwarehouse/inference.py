@@ -7,7 +7,6 @@ from torch import nn
 from kernelwarehouse.assemble.hidden import Prepared, basis_size, pays_back
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.layers import WarehouseLayer
-from kernelwarehouse.temperature import get_temperature
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Preparation:
         return f"{len(self.layers)} layers keep bases of {self.bytes / 1e6:.0f} MB, chosen for batches of {self.batch}"
 
 
-def prepare_inference(model: nn.Module, memory_limit: int = 2 * 10**9, batch: int = 1) -> Preparation:
+def prepare_inference(model: nn.Module, memory_limit: float = 2e9, batch: int = 1) -> Preparation:
     """Make inference with frozen weights faster, with at most `memory_limit` bytes more; outputs stay the same.
 
     Layers mix through the hidden vector of their attention where that pays for batches of this size (larger ones gain
@@ -30,16 +29,12 @@ def prepare_inference(model: nn.Module, memory_limit: int = 2 * 10**9, batch: in
     """
     if model.training:
         raise KernelWarehouseError("the model is in training mode; call model.eval() before prepare_inference")
-    tau = get_temperature(model)
-    if tau != 0:
-        raise KernelWarehouseError(
-            f"the temperature is {tau:g}; prepare_inference is for trained models, at temperature 0 "
-            "(kernelwarehouse.set_temperature)"
-        )
     for name, value in (("memory_limit", memory_limit), ("batch", batch)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise KernelWarehouseError(f"{name} is {value!r}; a whole number of at least 1 is wanted")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
+            raise KernelWarehouseError(f"{name} is {value!r}; a number of at least 1 is wanted")
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, WarehouseLayer)}
+    if not layers:
+        raise KernelWarehouseError(f"{type(model).__name__} has no converted layers; convert it first")
     gains = {name: pays_back(batch, layer.attention, layer.geometry) for name, layer in layers.items()}
     for layer in layers.values():
         layer.prepared = None

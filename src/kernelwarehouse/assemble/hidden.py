@@ -3,7 +3,8 @@
 Before normalisation the logits are affine in the hidden vector v: `z[i, j] = sum_k F[i, j, k] v_k + c[i, j]`. A mixture
 is then `1 / (sum_j |z_ij| + eps)` times a sum over k of `v_k * P[i, k]`, where the kernels
 `P[i, k] = sum_j F[i, j, k] e_j` do not depend on the input. Where the weights are frozen, P is made once: mixing costs
-h + 1 kernels instead of n.
+h + 1 kernels instead of n. At a temperature above 0, outputs are `1 - tau` of that plus tau times those of the kernels
+that the layer starts from, which are static.
 """
 
 import copy
@@ -17,7 +18,7 @@ from kernelwarehouse.assemble import native
 from kernelwarehouse.assemble.branch import fused_coefficients
 from kernelwarehouse.assemble.choose import forced
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.plain import apply_kernels
+from kernelwarehouse.assemble.plain import apply_kernels, apply_static
 from kernelwarehouse.attention import NORMALISER_EPS, Attention
 
 # Assembled numbers alive at once in the pure-PyTorch way.
@@ -48,6 +49,8 @@ class Prepared:
     """The basis of one layer, and what it was made from."""
 
     basis: Tensor
+    tau: float
+    start_kernel: Tensor | None  # tau times the kernel that the layer starts from
     sources: tuple[Tensor, ...]
     versions: tuple[tuple[int, int], ...]
 
@@ -56,7 +59,13 @@ class Prepared:
         sources = (cells, *attention.fc2.parameters(), attention.temperature)
         if attention.shape.low_rank is not None:
             sources += (*attention.basis.parameters(), attention.offset)
-        return Prepared(make_basis(attention, cells, geometry), sources, _versions(sources))
+        tau, beta, start_kernel = attention.get_temperature(), attention.beta, None
+        if tau > 0 and beta is not None:
+            with torch.no_grad():
+                pieces = torch.matmul(tau * beta.to(cells.dtype), cells.flatten(1))
+                start_kernel = geometry.partition.join(pieces.unflatten(1, geometry.partition.cell_shape))
+        basis = make_basis(attention, cells, geometry)
+        return Prepared(basis, tau, start_kernel, sources, _versions(sources))
 
     def fresh(self) -> bool:
         """Whether nothing has been changed since."""
@@ -75,9 +84,10 @@ class Prepared:
         if torch.is_grad_enabled() or not self.pays(x, attention, geometry):
             return None
         hidden, scale = _coefficients(attention, pooled)
-        if native.obstacle(x, geometry) is None:
-            return native.forward_basis(x, hidden, scale, self.basis, geometry)
-        return _forward(x, hidden, scale, self.basis, geometry)
+        scale = scale * (1 - self.tau)
+        fused = native.obstacle(x, geometry) is None
+        out = (native.forward_basis if fused else _forward)(x, hidden, scale, self.basis, geometry)
+        return out if self.start_kernel is None else out + apply_static(x, self.start_kernel, geometry)
 
 
 def _versions(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int], ...]:

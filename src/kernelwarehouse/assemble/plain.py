@@ -21,16 +21,21 @@ def assemble_kernels(attention: Tensor, cells: Tensor, partition: Partition) -> 
     return partition.join(mixtures.unflatten(2, partition.cell_shape))
 
 
+def apply_static(x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
+    """Apply one kernel to all samples, as a static layer does."""
+    if geometry.spatial_axes == 0:
+        return F.linear(x, kernel)
+    convolve = _CONVOLVE[geometry.spatial_axes]
+    return convolve(x, kernel, None, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+
+
 def apply_kernels(x: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
     """Apply to every sample its own kernel, as one convolution with batch-many groups (or one batched product)."""
     if geometry.spatial_axes == 0:
         return torch.bmm(x, kernels.transpose(1, 2))
     batch = x.shape[0]
     if batch == 0:  # a convolution with zero groups does not exist; any kernel gives the shape
-        empty = kernels.new_zeros(geometry.partition.kernel_shape)
-        out = _CONVOLVE[geometry.spatial_axes](
-            x, empty, None, geometry.stride, geometry.padding, geometry.dilation, geometry.groups
-        )
+        out = apply_static(x, kernels.new_zeros(geometry.partition.kernel_shape), geometry)
         return out + kernels.sum()  # keeps the gradients of an empty batch defined (and zero)
     out = _CONVOLVE[geometry.spatial_axes](
         x.reshape(1, batch * x.shape[1], *x.shape[2:]),
