@@ -146,7 +146,7 @@ class _Conv(WarehouseLayer):
             )
         if x.dim() == self.axes + 1:
             return self.forward(x[None])[0]
-        pooled = x.flatten(2).mean(2)
+        pooled = _mean_over_positions(x.flatten(2))
         if self._pad_around is not None:
             x = F.pad(x, self._pad_around, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
         reach = (d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))
@@ -170,6 +170,13 @@ class _Conv(WarehouseLayer):
         if self.padding_mode != "zeros":
             text += f", padding_mode={self.padding_mode}"
         return f"{text}, {self._mixing_repr()}"
+
+
+def _mean_over_positions(x: Tensor) -> Tensor:
+    """`[batch, channels, positions]` -> `[batch, channels]`."""
+    if x.dtype not in (torch.float32, torch.float64):
+        return x.mean(2)  # a sum could overflow
+    return x.sum(2) / x.shape[2]  # in backward a mean divides every number of a large tensor, this only the sums
 
 
 class Conv1d(_Conv):

@@ -59,6 +59,17 @@ def cases(draw: st.DrawFn, *, native: bool = False) -> Case:
 
 
 @st.composite
+def pointwise_cases(draw: st.DrawFn) -> Case:
+    """Layers of one kernel position."""
+    axes, cell = draw(st.integers(1, 3)), (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    shape = (cell[0] * draw(st.integers(1, 3)), cell[1] * draw(st.integers(1, 3)))
+    partition = Partition((*shape, *[1] * axes), (*cell, *[1] * axes))
+    stride, space = (tuple(draw(st.integers(1, most)) for _ in range(axes)) for most in (2, 5))
+    geometry = Geometry(partition, stride, (0,) * axes, (1,) * axes)
+    return Case(geometry, draw(st.integers(1, 4)), draw(st.integers(1, 9)), space, draw(st.integers(0, 2**31)))
+
+
+@st.composite
 def depthwise_cases(draw: st.DrawFn) -> Case:
     """Depth-wise layers that the compiled kernels take; some with two output channels for an input channel."""
     cell, count, shared = draw(st.sampled_from([8, 16, 24])), draw(st.integers(1, 2)), draw(st.integers(1, 2))
@@ -66,7 +77,8 @@ def depthwise_cases(draw: st.DrawFn) -> Case:
     dilation = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     padding = tuple(draw(st.integers(0, 2 * d)) for d in dilation)
     space = tuple(draw(st.integers(2 * d + 1, 20)) for d in dilation)
-    geometry = Geometry(partition, (1, 1), padding, dilation, cell * count)
+    stride = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    geometry = Geometry(partition, stride, padding, dilation, cell * count)
     return Case(geometry, draw(st.integers(1, 3)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
 
 

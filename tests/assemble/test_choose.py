@@ -18,8 +18,8 @@ def _geometry(out: int, inside: int, kernel: int, cell: tuple[int, int], groups:
     [
         (_geometry(32, 16, 3, (16, 16)), (2, 16, 8, 8), "native"),
         (_geometry(32, 16, 1, (16, 16)), (2, 16, 40, 40), "native"),
-        (_geometry(32, 16, 1, (16, 16)), (8, 16, 40, 40), "matmul"),
-        (_geometry(32, 16, 1, (8, 16)), (2, 16, 8, 8), "matmul"),
+        (_geometry(32, 16, 1, (16, 16)), (8, 16, 40, 40), "pointwise"),
+        (_geometry(32, 16, 1, (8, 16)), (2, 16, 8, 8), "pointwise"),
         (_geometry(6, 3, 3, (3, 3)), (2, 3, 8, 8), "matmul"),
         (_geometry(6, 3, 3, (3, 3)), (2, 3, 40, 40), "grouped"),
         (_geometry(16, 1, 3, (8, 1), groups=16), (2, 16, 8, 8), "depthwise"),
@@ -52,7 +52,9 @@ def test_force_nests_and_ends() -> None:
 
 def test_unknown_strategy_is_refused() -> None:
     with (
-        pytest.raises(StrategyError, match=r"no strategy 'fast'; there are plain, depthwise, grouped, matmul, native"),
+        pytest.raises(
+            StrategyError, match=r"no strategy 'fast'; there are plain, depthwise, grouped, matmul, native, pointwise"
+        ),
         force("fast"),
     ):
         pass

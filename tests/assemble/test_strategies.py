@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from layer_cases import Case, assert_same, cases, depthwise_cases
+from layer_cases import Case, assert_same, cases, depthwise_cases, pointwise_cases
 
 PURE = ["grouped", "matmul"]
 
@@ -32,3 +32,9 @@ def test_native(case: Case) -> None:
 @given(case=depthwise_cases())
 def test_depthwise(case: Case) -> None:
     assert_same("depthwise", case, torch.float32, 1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=pointwise_cases())
+def test_pointwise(case: Case) -> None:
+    assert_same("pointwise", case, torch.float64, 1e-10)

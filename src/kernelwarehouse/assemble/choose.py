@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernelwarehouse.assemble import depthwise, native
+from kernelwarehouse.assemble import depthwise, native, pointwise
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.errors import StrategyError
 
-STRATEGIES = ("plain", "depthwise", "grouped", "matmul", "native")
+STRATEGIES = ("plain", "depthwise", "grouped", "matmul", "native", "pointwise")
 
 # Output positions up to which products of small matrices beat a grouped convolution (measured on a CPU with AVX2).
 _FEW_POSITIONS = 400
@@ -23,7 +23,7 @@ _WIDE_CELL = 16
 _SMALL_BATCH = 4
 
 # Strategies that cannot evaluate every layer.
-_PARTICULAR = {"depthwise": depthwise, "native": native}
+_PARTICULAR = {"depthwise": depthwise, "native": native, "pointwise": pointwise}
 
 _forced: ContextVar[str | None] = ContextVar("kernelwarehouse_forced_strategy", default=None)
 
@@ -71,12 +71,14 @@ def choose(x: Tensor, geometry: Geometry) -> Choice:
         return Choice("plain", f"depth-wise: the kernels are small enough to keep; not compiled, as {hindrance}")
     obstacle = native.obstacle(x, geometry)
     positions = math.prod(geometry.output_size(tuple(x.shape[2:])))
-    if math.prod(geometry.kernel_size) == 1:
+    if pointwise.obstacle(x, geometry) is None:
         return _choose_pointwise(x.shape[0], positions, geometry, obstacle)
     if obstacle is None:
         return Choice("native", "compiled: mixes and multiplies in cache")
     if math.prod(geometry.partition.cell_shape[2:]) > 1:
         return Choice("grouped", "cells wider than one position, which a product per position would copy first")
+    if geometry.spatial_axes == 0:
+        return Choice("matmul", "linear: one batched product")
     if x.device.type == "cpu" and positions <= _FEW_POSITIONS and x.dtype in (torch.float32, torch.float64):
         return Choice("matmul", f"{positions} output positions, at most {_FEW_POSITIONS}; not native, as {obstacle}")
     return Choice("grouped", f"{positions} output positions; not native, as {obstacle}")
@@ -84,9 +86,9 @@ def choose(x: Tensor, geometry: Geometry) -> Choice:
 
 def _choose_pointwise(batch: int, positions: int, geometry: Geometry, obstacle: str | None) -> Choice:
     if obstacle is not None:
-        return Choice("matmul", f"one kernel position; not native, as {obstacle}")
+        return Choice("pointwise", f"one kernel position; not native, as {obstacle}")
     if geometry.partition.cell_shape[0] < _WIDE_CELL:
-        return Choice("matmul", f"one kernel position, cells narrower than {_WIDE_CELL} output channels")
+        return Choice("pointwise", f"one kernel position, cells narrower than {_WIDE_CELL} output channels")
     if positions > _FEW_POSITIONS and batch >= _SMALL_BATCH:
-        return Choice("matmul", f"one kernel position, {positions} output positions: large products")
+        return Choice("pointwise", f"one kernel position, {positions} output positions: large products")
     return Choice("native", "compiled: mixes and multiplies in cache")

@@ -3,13 +3,19 @@
 import torch
 from torch import Tensor
 
-from kernelwarehouse.assemble import depthwise, grouped, matmul, native, plain
+from kernelwarehouse.assemble import depthwise, grouped, matmul, native, plain, pointwise
 from kernelwarehouse.assemble.choose import choose
 from kernelwarehouse.assemble.function import Recomputed, Strategy
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.errors import ShapeError
 
-_RECOMPUTING: dict[str, Strategy] = {"depthwise": depthwise, "grouped": grouped, "matmul": matmul, "native": native}
+_RECOMPUTING: dict[str, Strategy] = {
+    "depthwise": depthwise,
+    "grouped": grouped,
+    "matmul": matmul,
+    "native": native,
+    "pointwise": pointwise,
+}
 
 
 def evaluate(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.plain import apply_kernels, assemble_kernels
+from kernelwarehouse.assemble.plain import apply_kernels, assemble_kernels, split_kernels
 from kernelwarehouse.partition import Partition
 
 # Assembled numbers alive at once. Larger temporaries are mapped and page-faulted anew by the allocator on every call.
 _BLOCK = 2 << 20
 
 
-def _chunks(batch: int, partition: Partition) -> Iterator[slice]:
+def chunks(batch: int, partition: Partition) -> Iterator[slice]:
+    """Slices of the batch whose kernels fit a block."""
     step = max(1, _BLOCK // (partition.mixtures * partition.cell_size))
     for start in range(0, batch, step):
         yield slice(start, min(start + step, batch))
@@ -25,10 +26,9 @@ def _chunks(batch: int, partition: Partition) -> Iterator[slice]:
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias."""
-    chunks = list(_chunks(x.shape[0], geometry.partition))
     pieces = [
         apply_kernels(x[chunk], assemble_kernels(attention[chunk], cells, geometry.partition), geometry)
-        for chunk in chunks
+        for chunk in chunks(x.shape[0], geometry.partition)
     ]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -41,13 +41,13 @@ def backward(
     flat_cells = cells.reshape(cells.shape[0], -1)
     grad_input = torch.empty_like(x) if wants_input else None
     grad_attention, grad_cells = torch.empty_like(attention), torch.zeros_like(flat_cells)
-    for chunk in _chunks(x.shape[0], partition):
+    for chunk in chunks(x.shape[0], partition):
         picked = attention[chunk]
         kernels = assemble_kernels(picked, cells, partition)
         grad_x, grad_kernels = _product_backward(grad[chunk], x[chunk], kernels, geometry, wants_input)
         if grad_input is not None and grad_x is not None:
             grad_input[chunk] = grad_x
-        grad_mixtures = _split(grad_kernels, partition)
+        grad_mixtures = split_kernels(grad_kernels, partition)
         grad_attention[chunk] = grad_mixtures @ flat_cells.t()
         grad_cells.addmm_(picked.flatten(0, 1).t(), grad_mixtures.flatten(0, 1))
     return grad_input, grad_attention, grad_cells.view(cells.shape)
@@ -73,12 +73,3 @@ def _product_backward(
         [wants_input, True, False],
     )
     return grad_x.view(x.shape) if wants_input else None, grad_kernels.view(kernels.shape)
-
-
-def _split(kernels: Tensor, partition: Partition) -> Tensor:
-    """`[batch, out, in / groups, *k]` -> `[batch, m, cell size]`, the inverse of `Partition.join` for a batch."""
-    axes = len(partition.kernel_shape)
-    pairs = [size for pair in zip(partition.counts, partition.cell_shape, strict=True) for size in pair]
-    grid = kernels.reshape(kernels.shape[0], *pairs)
-    counts, inside = [*range(5, 2 * axes + 1, 2), 1, 3], list(range(2, 2 * axes + 1, 2))
-    return grid.permute(0, *counts, *inside).reshape(kernels.shape[0], partition.mixtures, -1)

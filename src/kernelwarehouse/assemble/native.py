@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kernelwarehouse.assemble import matmul
+from kernelwarehouse.assemble import pointwise
 from kernelwarehouse.assemble.build import load_native
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.errors import StrategyError
@@ -86,10 +86,6 @@ def attention_pairs(attention: Tensor, geometry: Geometry) -> Tensor:
     return grid.transpose(1, 2).flatten(2, 3).contiguous()
 
 
-def _pointwise(geometry: Geometry) -> bool:
-    return math.prod(geometry.kernel_size) == 1 and not any(geometry.padding)
-
-
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias, channels last where the input is."""
     return _product(x, "", (attention_pairs(attention, geometry), cells.flatten(2).contiguous()), geometry)
@@ -105,7 +101,7 @@ def _product(x: Tensor, source: str, mixing: tuple[Tensor, ...], geometry: Geome
     ops = torch.ops.kernelwarehouse
     out_size = geometry.output_size(tuple(x.shape[2:]))
     last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
-    if _pointwise(geometry) and not last:
+    if pointwise.obstacle(x, geometry) is None and not last:
         if max(geometry.stride) > 1:
             x = x[(slice(None), slice(None), *(slice(None, None, stride) for stride in geometry.stride))]
         out = getattr(ops, f"forward_pointwise{source}")(x.contiguous().flatten(2), *mixing)
@@ -121,8 +117,8 @@ def backward(
     grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells; kernels are mixed again, block by block."""
-    if _pointwise(geometry):  # products of large matrices: what batched matmul is best at
-        return matmul.backward(grad, x, attention, cells, geometry, wants_input)
+    if pointwise.obstacle(x, geometry) is None:  # products of large matrices: what batched matmul is best at
+        return pointwise.backward(grad, x, attention, cells, geometry, wants_input)
     rows, pairs = _rows(geometry, tuple(x.shape[2:])), attention_pairs(attention, geometry)
     grad_x, grad_pairs, grad_cells = torch.ops.kernelwarehouse.backward_taps(
         grad.contiguous().flatten(2),

@@ -29,6 +29,15 @@ def apply_static(x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
     return convolve(x, kernel, None, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
 
 
+def split_kernels(kernels: Tensor, partition: Partition) -> Tensor:
+    """`[batch, out, in / groups, *k]` -> `[batch, m, cell size]`, the inverse of `Partition.join` for a batch."""
+    axes = len(partition.kernel_shape)
+    pairs = [size for pair in zip(partition.counts, partition.cell_shape, strict=True) for size in pair]
+    grid = kernels.reshape(kernels.shape[0], *pairs)
+    counts, inside = [*range(5, 2 * axes + 1, 2), 1, 3], list(range(2, 2 * axes + 1, 2))
+    return grid.permute(0, *counts, *inside).reshape(kernels.shape[0], partition.mixtures, -1)
+
+
 def apply_kernels(x: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
     """Apply to every sample its own kernel, as one convolution with batch-many groups (or one batched product)."""
     if geometry.spatial_axes == 0:
