@@ -59,3 +59,10 @@ def test_maps_show_the_attention_that_the_layers_use() -> None:
 
 def test_static_network_has_no_maps() -> None:
     assert attention_maps(timm.create_model("resnet18", num_classes=3, **SMALL), torch.randn(2, 3, 32, 32)) == []
+
+
+def test_converted_classifiers_have_maps() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 6))
+    config = kw.WarehouseConfig(static_stem=False, static_classifier=False)
+    maps = attention_maps(kw.convert(model, kw.plan(model, config)), torch.randn(2, 3, 8, 8))
+    assert [found.layer for found in maps] == ["0", "3"]

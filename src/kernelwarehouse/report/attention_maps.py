@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from kernelwarehouse.layers import Linear, WarehouseLayer
+from kernelwarehouse.layers import WarehouseLayer
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ def attention_maps(network: nn.Module, images: Tensor) -> list[AttentionMap]:
     """One map per layer with a warehouse, in the order of the network; none for a static network."""
     attentions: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-            attentions[name] = _attention(layer, inputs[0])  # type: ignore[arg-type]
+    def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+        def hook(attention: nn.Module, inputs: tuple[Any, ...], weights: Tensor) -> None:
+            attentions[name] = weights
 
         return hook
 
     layers = {name: module for name, module in network.named_modules() if isinstance(module, WarehouseLayer)}
-    hooks = [layer.register_forward_pre_hook(keep(name)) for name, layer in layers.items()]
+    hooks = [layer.attention.register_forward_hook(keep(name)) for name, layer in layers.items()]
     was_training = network.training
     try:
         network.eval()(images)
@@ -51,9 +51,3 @@ def attention_maps(network: nn.Module, images: Tensor) -> list[AttentionMap]:
         )
         for name, weights in attentions.items()
     ]
-
-
-def _attention(layer: WarehouseLayer, inputs: Tensor) -> Tensor:
-    """`[batch, mixtures, cells]`: what the layer makes of this input, pooled as the layer pools it."""
-    pooled = inputs.flatten(1, -2).mean(1) if isinstance(layer, Linear) else inputs.flatten(2).mean(2)
-    return layer.attention(pooled)
