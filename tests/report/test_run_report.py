@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from browser import open_page
+from torch import nn
 
 import kernelwarehouse as kw
 from kernelwarehouse.data import ArrayImages, DataSet, open_dataset
