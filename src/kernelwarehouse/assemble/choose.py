@@ -89,6 +89,6 @@ def _choose_pointwise(batch: int, positions: int, geometry: Geometry, obstacle: 
         return Choice("pointwise", f"one kernel position; not native, as {obstacle}")
     if geometry.partition.cell_shape[0] < _WIDE_CELL:
         return Choice("pointwise", f"one kernel position, cells narrower than {_WIDE_CELL} output channels")
-    if positions > _FEW_POSITIONS and batch >= _SMALL_BATCH:
+    if positions > native.MANY_POSITIONS and batch >= _SMALL_BATCH:
         return Choice("pointwise", f"one kernel position, {positions} output positions: large products")
     return Choice("native", "compiled: mixes and multiplies in cache")

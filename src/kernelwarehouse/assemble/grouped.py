@@ -17,9 +17,9 @@ from kernelwarehouse.partition import Partition
 _BLOCK = 2 << 20
 
 
-def chunks(batch: int, partition: Partition) -> Iterator[slice]:
+def chunks(batch: int, partition: Partition, block: int = _BLOCK) -> Iterator[slice]:
     """Slices of the batch whose kernels fit a block."""
-    step = max(1, _BLOCK // (partition.mixtures * partition.cell_size))
+    step = max(1, block // (partition.mixtures * partition.cell_size))
     for start in range(0, batch, step):
         yield slice(start, min(start + step, batch))
 

@@ -13,6 +13,8 @@ from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.errors import StrategyError
 
 LANES = 8  # as in csrc/tiles.h
+# Output positions above which, for one kernel position and several samples, a library's products are faster.
+MANY_POSITIONS = 64
 
 
 @lru_cache(maxsize=1024)
@@ -117,7 +119,7 @@ def backward(
     grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells; kernels are mixed again, block by block."""
-    if pointwise.obstacle(x, geometry) is None:  # products of large matrices: what batched matmul is best at
+    if pointwise.obstacle(x, geometry) is None and math.prod(grad.shape[2:]) > MANY_POSITIONS:
         return pointwise.backward(grad, x, attention, cells, geometry, wants_input)
     rows, pairs = _rows(geometry, tuple(x.shape[2:])), attention_pairs(attention, geometry)
     grad_x, grad_pairs, grad_cells = torch.ops.kernelwarehouse.backward_taps(

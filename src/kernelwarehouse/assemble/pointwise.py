@@ -10,6 +10,9 @@ from kernelwarehouse.assemble.grouped import chunks
 from kernelwarehouse.assemble.plain import assemble_kernels, split_kernels
 from kernelwarehouse.errors import StrategyError
 
+# Assembled numbers alive at once: many samples make mixing efficient.
+_BLOCK = 4 << 20
+
 
 def obstacle(x: Tensor, geometry: Geometry) -> str | None:
     """Why a layer is not one product, or nothing."""
@@ -38,7 +41,7 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
     """The output of a layer without its bias."""
     columns = _seen(x, geometry).flatten(2)
     out = x.new_empty(x.shape[0], geometry.out_channels, columns.shape[2])
-    for chunk in chunks(x.shape[0], geometry.partition):
+    for chunk in chunks(x.shape[0], geometry.partition, _BLOCK):
         kernels = assemble_kernels(attention[chunk], cells, geometry.partition).flatten(2)
         torch.bmm(kernels, columns[chunk], out=out[chunk])
     return out.unflatten(2, geometry.output_size(tuple(x.shape[2:])))
@@ -53,7 +56,7 @@ def backward(
     columns = seen.flatten(2)
     grad_columns = torch.empty_like(columns, memory_format=torch.contiguous_format) if wants_input else None
     grad_attention, grad_cells = torch.empty_like(attention), torch.zeros_like(flat_cells)
-    for chunk in chunks(x.shape[0], partition):
+    for chunk in chunks(x.shape[0], partition, _BLOCK):
         picked = attention[chunk]
         if grad_columns is not None:
             kernels = assemble_kernels(picked, cells, partition).flatten(2)

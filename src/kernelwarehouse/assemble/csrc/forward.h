@@ -120,42 +120,68 @@ Tensor multiply_taps(const Mixer& mixer, const Tensor& x, const Tensor& targets,
   return y;
 }
 
+// Positions of one sample [channels][positions] as panels: for every 16 (at the end 8) positions, [channels][16]. The last
+// panel is filled up with zeros.
+inline void pack_positions(const float* x, Int channels, Int positions, float* panels) {
+  for_panels(round_up(positions, kLanes), [&](Int position, auto vectors) {
+    constexpr Int lanes = vectors * kLanes;
+    const Int valid = std::min<Int>(lanes, positions - position);
+    float* to = panels + position * channels;
+    for (Int c = 0; c < channels; ++c, to += lanes) {
+      const float* from = x + c * positions + position;
+      if (valid == lanes) {
+        for (int v = 0; v < vectors; ++v) store(to + v * kLanes, load(from + v * kLanes));
+      } else {
+        std::fill_n(std::copy_n(from, valid, to), lanes - valid, 0.0f);
+      }
+    }
+  });
+}
+
 // A kernel of one position: x [batch, in, positions] -> [batch, out, positions], with positions along the vectors, so that
 // neither kernels nor activations are turned around.
 template <class Mixer>
 Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
   const Layer& layer = mixer.layer;
   const Int channels = x.size(1), positions = x.size(2), out = layer.out_channels();
+  const Int sample_panels = channels * round_up(positions, kLanes);
   Tensor y = at::empty({layer.batch, out, positions}, x.options());
   const float* x_data = x.const_data_ptr<float>();
   float* y_data = y.mutable_data_ptr<float>();
+  // Small inputs are packed once for all blocks of channels, large ones again for each, so that they stay in cache.
+  const bool at_once = layer.batch * sample_panels <= kBlock;
+  std::vector<float> panels(at_once ? layer.batch * sample_panels : 0);
+  if (at_once)
+    at::parallel_for(0, layer.batch, 1, [&](Int begin, Int end) {
+      for (Int b = begin; b < end; ++b)
+        pack_positions(x_data + b * channels * positions, channels, positions, panels.data() + b * sample_panels);
+    });
   for_mixed_blocks(
       layer, layer.pairs(), 8 * kTall, mixer,
-      [&](Int pair, Int first, Int width, const float* kernels, Int kernel_pitch, std::vector<float>& panel) {
+      [&](Int pair, Int first, Int width, const float* kernels, Int kernel_pitch, std::vector<float>& own_panels) {
         const Int sample = pair / layer.out_groups, channel = pair % layer.out_groups * layer.cell_out + first;
         std::vector<Int> steps;
         for (Int group = 0; group < layer.segments; ++group) steps.push_back(group * kernel_pitch);
-        panel.resize(channels * kWide);
+        const float* sample_data = panels.data() + sample * sample_panels;
+        if (!at_once) {
+          own_panels.resize(sample_panels);
+          pack_positions(x_data + sample * channels * positions, channels, positions, own_panels.data());
+          sample_data = own_panels.data();
+        }
         for_panels(round_up(positions, kLanes), [&](Int position, auto vectors) {
-          constexpr Int lanes = vectors * kLanes;
-          const Int valid = std::min<Int>(lanes, positions - position);
-          const float* from = x_data + sample * channels * positions + position;
-          for (Int c = 0; c < channels; ++c)
-            if (valid == lanes)
-              for (int v = 0; v < vectors; ++v) store(panel.data() + c * lanes + v * kLanes, load(from + c * positions + v * kLanes));
-            else
-              std::copy_n(from + c * positions, valid, panel.data() + c * lanes);
+          const Int valid = std::min<Int>(vectors * kLanes, positions - position);
           for_row_tiles(width, [&](Int o, auto tall) {
             const float* a[tall];
             for (int r = 0; r < tall; ++r) a[r] = kernels + (o + r) * layer.cell_in;
             float* target = y_data + (sample * out + channel + o) * positions + position;
-            tile_along_rows<tall, vectors>(a, steps.data(), layer.segments, layer.cell_in, panel.data(), lanes,
-                                           [&](int r, int v, Lanes sum) {
+            tile_along_rows<tall, vectors>(a, steps.data(), layer.segments, layer.cell_in, sample_data + position * channels,
+                                           vectors * kLanes, [&](int r, int v, Lanes sum) {
+                                             float* to = target + r * positions + v * kLanes;
                                              const Int whole = std::min<Int>(kLanes, valid - v * kLanes);
                                              if (whole == kLanes)
-                                               store(target + r * positions + v * kLanes, sum);
-                                             else if (whole > 0)
-                                               std::memcpy(target + r * positions + v * kLanes, &sum, whole * sizeof(float));
+                                               store(to, sum);
+                                             else
+                                               for (Int lane = 0; lane < whole; ++lane) to[lane] = sum[lane];
                                            });
           });
         });
