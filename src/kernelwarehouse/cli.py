@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import timm
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from kernelwarehouse.compare import add_parsers as add_compare_parser
 from kernelwarehouse.config import AttentionFunction, Norm, Sharing, Start, WarehouseConfig
 from kernelwarehouse.errors import ConfigError, KernelWarehouseError, UnknownPresetError
 from kernelwarehouse.planning import plan
+from kernelwarehouse.terminal import console
 from kernelwarehouse.training.commands import add_parsers as add_training_parsers
 from kernelwarehouse.zoo import EVERY_PRESET, PEERS, PRESETS, Preset, preset_plan
 from kernelwarehouse.zoo.ablations import ablation_table
@@ -118,9 +118,3 @@ def _zoo(arguments: argparse.Namespace) -> int:
         table.add_row(peer.name, peer.backbone, "-", f"{peer.parameters:,}", peer.paper or "-", peer.note)
     console().print(table)
     return 0
-
-
-def console() -> Console:
-    """As wide as the terminal, or wide enough for our tables where there is none."""
-    found = Console()
-    return found if found.is_terminal else Console(width=120)

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from kernelwarehouse.cli import console
 from kernelwarehouse.data import DataSet, open_dataset
 from kernelwarehouse.report.page import write_page
 from kernelwarehouse.report.run import result_table, runs_page, summarise_run
+from kernelwarehouse.terminal import console
 from kernelwarehouse.training.api import train
 from kernelwarehouse.training.network import build_network
 from kernelwarehouse.training.recipe import Recipe, load_recipe

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
 from kernelwarehouse.assemble import Choice, choose
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.layers import Linear, WarehouseLayer
+from kernelwarehouse.terminal import console
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def explain(model: nn.Module, example: Tensor) -> tuple[LayerCost, ...]:
         for layer in layers:
             undo.callback(layer.register_forward_hook(record).remove)
         model(example)
-    Console().print(_table(found))
+    console().print(_table(found))
     return tuple(found)
 
 
