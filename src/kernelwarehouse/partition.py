@@ -54,7 +54,7 @@ class Partition:
         """Spatial positions that are pieces of their own (1 without spatial partition)."""
         return math.prod(self.counts[2:])
 
-    @property
+    @cached_property
     def mixtures(self) -> int:
         """The paper's m."""
         return math.prod(self.counts)

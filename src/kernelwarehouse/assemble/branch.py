@@ -31,23 +31,31 @@ def fused_coefficients(attention: "Attention", pooled: Tensor, epsilon: float) -
 
 
 def _applies(attention: "Attention", pooled: Tensor) -> bool:
-    if torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or type(pooled) is not Tensor:
         return False
-    norm, shape, fc1, fc2 = attention.norm, attention.shape, attention.fc1, attention.fc2
-    if torch.is_grad_enabled() or norm.training or pooled.device.type != "cpu" or pooled.dtype != torch.float32:
+    if pooled.device.type != "cpu" or pooled.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return False
+    shape, modules = attention.shape, attention._modules  # a module's own look-up takes longer than what is looked up
+    fc1, norm, fc2 = modules["fc1"], modules["norm"], modules["fc2"]
     if shape.function != "caf" or shape.low_rank is not None or shape.own_cells_only:
         return False
     if type(norm) is not nn.BatchNorm1d or type(fc1) is not nn.Linear or type(fc2) is not nn.Linear:
         return False
-    if fc1._forward_hooks or fc2._forward_hooks or norm._forward_hooks:  # somebody wants to see the steps
+    if (
+        norm.training or fc1._forward_hooks or fc2._forward_hooks or norm._forward_hooks
+    ):  # somebody wants to see the steps
         return False
-    if torch.is_autocast_enabled("cpu") or type(pooled) is not Tensor:
+    if norm._buffers["running_mean"] is None or len(pooled) == 0 or not load_native():
         return False
-    return fc1.weight.dtype == torch.float32 and norm.running_mean is not None and len(pooled) > 0 and load_native()
+    weight = fc1._parameters["weight"]
+    return weight is not None and weight.dtype == torch.float32
 
 
 def _parameters(attention: "Attention", pooled: Tensor) -> tuple[object, ...]:
-    fc1, norm, fc2 = attention.fc1, attention.norm, attention.fc2
-    statistics = norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
-    return pooled, fc1.weight, *statistics, fc2.weight, fc2.bias
+    modules = attention._modules
+    fc1, norm, fc2 = modules["fc1"], modules["norm"], modules["fc2"]
+    if not (isinstance(fc1, nn.Linear) and isinstance(norm, nn.BatchNorm1d) and isinstance(fc2, nn.Linear)):
+        raise TypeError(f"{type(attention).__name__} has other layers than _applies has seen")
+    scale, statistics, logits = norm._parameters, norm._buffers, fc2._parameters
+    running = statistics["running_mean"], statistics["running_var"], norm.eps
+    return pooled, fc1._parameters["weight"], scale["weight"], scale["bias"], *running, logits["weight"], logits["bias"]

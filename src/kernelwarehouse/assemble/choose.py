@@ -25,6 +25,10 @@ _SMALL_BATCH = 4
 # Strategies that cannot evaluate every layer.
 _PARTICULAR = {"depthwise": depthwise, "native": native, "pointwise": pointwise}
 
+# The rule looks at many things, which cost more than a small layer; it is asked once for every kind of input.
+_REMEMBERED = 4096
+_chosen: dict[tuple[Geometry, torch.Size, torch.dtype, str, type], "Choice"] = {}
+
 _forced: ContextVar[str | None] = ContextVar("kernelwarehouse_forced_strategy", default=None)
 
 
@@ -62,6 +66,16 @@ def choose(x: Tensor, geometry: Geometry) -> Choice:
         if wanted in _PARTICULAR:
             _PARTICULAR[wanted].require(x, geometry)
         return Choice(wanted, "forced")
+    key = geometry, x.shape, x.dtype, x.device.type, type(x)
+    choice = _chosen.get(key)
+    if choice is None:
+        if len(_chosen) >= _REMEMBERED:
+            _chosen.clear()
+        choice = _chosen[key] = _rule(x, geometry)
+    return choice
+
+
+def _rule(x: Tensor, geometry: Geometry) -> Choice:
     if x.numel() == 0 or x.device.type == "meta":
         return Choice("plain", "nothing to compute")
     if geometry.groups > 1 and geometry.partition.kernel_shape[1] == 1:
@@ -71,7 +85,7 @@ def choose(x: Tensor, geometry: Geometry) -> Choice:
         return Choice("plain", f"depth-wise: the kernels are small enough to keep; not compiled, as {hindrance}")
     obstacle = native.obstacle(x, geometry)
     positions = math.prod(geometry.output_size(tuple(x.shape[2:])))
-    if pointwise.obstacle(x, geometry) is None:
+    if pointwise.obstacle(geometry) is None:
         return _choose_pointwise(x.shape[0], positions, geometry, obstacle)
     if obstacle is None:
         return Choice("native", "compiled: mixes and multiplies in cache")

@@ -1,6 +1,7 @@
 """The fixed facts of one layer that evaluating it needs."""
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from kernelwarehouse.partition import Partition
 
@@ -20,25 +21,38 @@ class Geometry:
     dilation: tuple[int, ...] = ()
     groups: int = 1
 
-    @property
+    # A geometry is looked up, and asked for these, several times in every call of a layer.
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.partition, self.stride, self.padding, self.dilation, self.groups))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
     def kernel_size(self) -> tuple[int, ...]:
         return self.partition.kernel_shape[2:]
 
-    @property
+    @cached_property
     def spatial_axes(self) -> int:
         return len(self.kernel_size)
 
-    @property
+    @cached_property
     def out_channels(self) -> int:
         return self.partition.kernel_shape[0]
 
-    @property
+    @cached_property
     def in_channels(self) -> int:
         return self.partition.kernel_shape[1] * self.groups
 
     def output_size(self, space: tuple[int, ...]) -> tuple[int, ...]:
         """Spatial size of the output for an input of size `space` (a linear layer's tokens are not spatial: empty)."""
-        axes = zip(self.kernel_size, self.stride, self.padding, self.dilation, space, strict=False)
-        return tuple(
-            (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for kernel, stride, pad, dilation, size in axes
-        )
+        return _output_size(self, space)
+
+
+@lru_cache(maxsize=4096)
+def _output_size(geometry: Geometry, space: tuple[int, ...]) -> tuple[int, ...]:
+    axes = zip(geometry.kernel_size, geometry.stride, geometry.padding, geometry.dilation, space, strict=False)
+    return tuple(
+        (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for kernel, stride, pad, dilation, size in axes
+    )

@@ -103,7 +103,7 @@ def _product(x: Tensor, source: str, mixing: tuple[Tensor, ...], geometry: Geome
     ops = torch.ops.kernelwarehouse
     out_size = geometry.output_size(tuple(x.shape[2:]))
     last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
-    if pointwise.obstacle(x, geometry) is None and not last:
+    if pointwise.obstacle(geometry) is None and not last:
         if max(geometry.stride) > 1:
             x = x[(slice(None), slice(None), *(slice(None, None, stride) for stride in geometry.stride))]
         out = getattr(ops, f"forward_pointwise{source}")(x.contiguous().flatten(2), *mixing)
@@ -119,7 +119,7 @@ def backward(
     grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells; kernels are mixed again, block by block."""
-    if pointwise.obstacle(x, geometry) is None and math.prod(grad.shape[2:]) > MANY_POSITIONS:
+    if pointwise.obstacle(geometry) is None and math.prod(grad.shape[2:]) > MANY_POSITIONS:
         return pointwise.backward(grad, x, attention, cells, geometry, wants_input)
     rows, pairs = _rows(geometry, tuple(x.shape[2:])), attention_pairs(attention, geometry)
     grad_x, grad_pairs, grad_cells = torch.ops.kernelwarehouse.backward_taps(

@@ -1,6 +1,7 @@
 """One batched matrix product for kernels of a single position, a chunk of samples at a time."""
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from kernelwarehouse.errors import StrategyError
 _BLOCK = 4 << 20
 
 
-def obstacle(x: Tensor, geometry: Geometry) -> str | None:
+@lru_cache(maxsize=1024)
+def obstacle(geometry: Geometry) -> str | None:
     """Why a layer is not one product, or nothing."""
     if geometry.spatial_axes == 0:
         return "it is a linear layer"
@@ -25,7 +27,7 @@ def obstacle(x: Tensor, geometry: Geometry) -> str | None:
 
 def require(x: Tensor, geometry: Geometry) -> None:
     """Raise where a layer is not one product."""
-    problem = obstacle(x, geometry)
+    problem = obstacle(geometry)
     if problem is not None:
         raise StrategyError(f"the layer with kernel {geometry.partition.kernel_shape} cannot be pointwise: {problem}")
 
