@@ -59,6 +59,18 @@ def test_transforms_give_the_size_asked_for(name: str) -> None:
     assert evaluation_transform(32, 1.0, "bilinear")(picture).abs().max() < 0.02
 
 
+def test_strongest_randaugment_works() -> None:
+    """At full magnitude timm posterises to 0 bits, which Pillow refuses."""
+    transform = training_transform(load_recipe("advanced"), 32)
+    [policy] = [part for part in transform.transforms[1].transforms if hasattr(part, "ops")]
+    picture = Image.fromarray(np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3))
+    names = [operation.name for operation in policy.ops]
+    assert "PosterizeIncreasing" in names
+    for operation in policy.ops:
+        operation.prob, operation.magnitude, operation.magnitude_std = 1.0, 10, 0
+        assert operation(picture).size == (32, 32)
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> FileImages:
     """Six pictures, of which number 2 and 3 are broken."""

@@ -1,8 +1,9 @@
 """From a decoded image to the network's input, by the recipe. The parts are timm's and torchvision's."""
 
 from collections.abc import Callable
+from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageOps
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from torch import Tensor
 from torchvision import transforms
@@ -31,9 +32,18 @@ def training_transform(recipe: Recipe, size: int) -> Transform:
         re_mode="pixel",
         separate=True,
     )
+    for policy in colours.transforms:
+        for operation in getattr(policy, "ops", ()):
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = _posterize
     if recipe.crop != "resized":
         crop = _window(recipe, size)
     return transforms.Compose([crop, colours, to_tensor])
+
+
+def _posterize(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
+    """At its strongest timm's RandAugment asks for 0 bits a colour, which new versions of Pillow refuse."""
+    return image if bits >= 8 else ImageOps.posterize(image, max(bits, 1))
 
 
 def _window(recipe: Recipe, size: int) -> Transform:
