@@ -107,15 +107,18 @@ def columns(rows: Sequence[Row], setting: Setting) -> dict[str, Callable[[Row], 
     return found
 
 
-def legend(setting: Setting) -> str:
-    prepared = " Networks with warehouses are timed after `prepare_inference`." if setting.prepare else ""
-    return (
+def legend(rows: Sequence[Row], setting: Setting) -> str:
+    text = (
         f"{setting.image_size}x{setting.image_size} images, {setting.threads} thread(s), medians of {setting.rounds} "
         f"rounds in turn with the static backbone. MACs, times (infer: one image and {setting.batch_size}; train: one "
         f"step on {setting.batch_size}) and the peak memory of a training step are parts of the backbone's. 'paper' "
-        "and 'top-1' are printed in the paper (ImageNet), FPS and memory on its GPU, as parts of the backbone's."
-        + prepared
+        "and 'top-1' are printed in the paper (ImageNet)."
     )
+    if any(row.paper_fps_ratio is not None for row in rows):
+        text += " So are FPS and memory, on its GPU, as parts of the backbone's."
+    if setting.prepare:
+        text += " Networks with warehouses are timed after `prepare_inference`."
+    return text
 
 
 def as_text(rows: Sequence[Row], setting: Setting, width: int) -> str:
@@ -128,7 +131,7 @@ def as_text(rows: Sequence[Row], setting: Setting, width: int) -> str:
     console = Console(width=width, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table)
-        console.print(legend(setting), highlight=False)
+        console.print(legend(rows, setting), highlight=False)
     return capture.get()
 
 
@@ -136,7 +139,7 @@ def as_markdown(rows: Sequence[Row], setting: Setting) -> str:
     cells = columns(rows, setting)
     lines = ["| " + " | ".join(cells) + " |", "|---|" + "---:|" * (len(cells) - 1)]
     lines += ["| " + " | ".join(cell(row) for cell in cells.values()) + " |" for row in rows]
-    return "\n".join([*lines, "", legend(setting), ""])
+    return "\n".join([*lines, "", legend(rows, setting), ""])
 
 
 def as_csv(rows: Sequence[Row]) -> str:
