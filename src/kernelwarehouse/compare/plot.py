@@ -43,7 +43,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
-        axes.margins(x=0.12)
+        axes.margins(x=0.2)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="best")
     with written_aside(path) as aside:
