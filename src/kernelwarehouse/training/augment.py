@@ -23,7 +23,7 @@ def training_transform(recipe: Recipe, size: int) -> Transform:
         is_training=True,
         scale=(recipe.crop_min_area, 1.0),
         hflip=recipe.flip,
-        color_jitter=recipe.color_jitter,
+        color_jitter=recipe.color_jitter or None,  # type: ignore[arg-type]  # None: no such step at all
         auto_augment=recipe.auto_augment or None,
         interpolation=recipe.interpolation,
         mean=MEAN,
