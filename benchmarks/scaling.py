@@ -24,7 +24,7 @@ import kernelwarehouse as kw
 from benchmarks import results
 from benchmarks.cases import MODES, WAYS, runner
 from benchmarks.memory import process_memory
-from benchmarks.speed import interleave
+from benchmarks.speed import CLOCKS, interleave
 from kernelwarehouse.assemble.build import load_native
 
 _CHANNELS = (64, 128, 256, 512)
@@ -39,9 +39,9 @@ class Point:
 
 
 AXES: dict[str, tuple[float, ...]] = {
-    "batch": (1, 2, 4, 8, 16, 32),
-    "budget": (0.25, 0.5, 1, 2, 4),
-    "width": (0.5, 1, 1.5, 2),
+    "batch": (1, 4, 16, 32),
+    "budget": (0.5, 1, 2, 4),
+    "width": (0.5, 1, 2),
 }
 
 
@@ -53,10 +53,11 @@ def networks(point: Point) -> dict[str, nn.Module]:
     return {"static": static, "plain": converted, "ours": converted}
 
 
-def seconds(point: Point, mode: str, budget: float, fewest: int) -> dict[str, float]:
+def seconds(point: Point, mode: str, chosen: argparse.Namespace) -> dict[str, float]:
     models = networks(point)
     runs = {way: runner(models[way], way, mode, point.batch, point.image) for way in WAYS}
-    return {way: statistics.median(times) for way, times in interleave(runs, budget, fewest).items()}
+    times = interleave(runs, chosen.seconds, chosen.rounds, chosen.clock)
+    return {way: statistics.median(taken) for way, taken in times.items()}
 
 
 def peak_in_this_process(point: Point, way: str) -> int:
@@ -80,7 +81,7 @@ def measure(axis: str, value: float, chosen: argparse.Namespace) -> dict[str, An
     point = replace(Point(), **{axis: int(value) if axis == "batch" else value})
     row: dict[str, Any] = {"axis": axis, "value": value, "point": asdict(point), "milliseconds": {}}
     for mode in MODES:
-        taken = seconds(point, mode, chosen.seconds, chosen.rounds)
+        taken = seconds(point, mode, chosen)
         row["milliseconds"][mode] = {way: round(1e3 * time, 2) for way, time in taken.items()}
     row["megabytes"] = {way: round(in_child(point, way, chosen.threads) / 1e6, 1) for way in WAYS}
     return row
@@ -102,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument("--axis", nargs="+", choices=list(AXES), default=list(AXES))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="processor: where others use the machine")
     parser.add_argument("--seconds", type=float, default=4, help="time for a point and mode, at least")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of a point and mode, at least")
     parser.add_argument("--out", type=Path, help="JSON file; by default results/scaling.json for all axes")
@@ -113,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps({"bytes": peak_in_this_process(Point(**chosen.point), chosen.child)}))
         return
     console, rows = Console(), []
-    facts = results.machine(chosen.threads)
+    facts = {**results.machine(chosen.threads), "clock": chosen.clock}
     for axis in chosen.axis:
         rows += [measure(axis, value, chosen) for value in AXES[axis]]
         console.print(table([row for row in rows if row["axis"] == axis], axis))
