@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,23 @@ def geometry_of(layer: nn.Conv2d | nn.Linear) -> Geometry:
     """The geometry of a layer whose kernel is not partitioned: one mixture, a cell as large as the kernel."""
     kernel = tuple(layer.weight.shape)
     whole = Partition(kernel, kernel)
-    _ = whole.counts, whole.positions  # computed once, here: torch.compile cannot follow the lock of a cached property
     if isinstance(layer, nn.Linear):
-        return Geometry(whole)
+        return _computed(Geometry(whole))
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         raise ConvertError(
             f"convolution pads by {layer.padding!r} with {layer.padding_mode!r}; "
             "the compared methods take symmetric padding, in numbers, with zeros"
         )
-    return Geometry(whole, layer.stride, layer.padding, layer.dilation, layer.groups)
+    return _computed(Geometry(whole, layer.stride, layer.padding, layer.dilation, layer.groups))
+
+
+def _computed(geometry: Geometry) -> Geometry:
+    """With all its cached properties filled in: torch.compile cannot follow the lock that guards their first use."""
+    for facts in (geometry.partition, geometry):
+        for name, value in vars(type(facts)).items():
+            if isinstance(value, cached_property):
+                getattr(facts, name)
+    return geometry
 
 
 def pooled(x: Tensor) -> Tensor:
