@@ -21,6 +21,13 @@ class Geometry:
     dilation: tuple[int, ...] = ()
     groups: int = 1
 
+    def __post_init__(self) -> None:
+        # Fill the caches now: torch.compile cannot follow the lock that guards the first use of a cached property.
+        for facts in (self.partition, self):
+            for name, value in vars(type(facts)).items():
+                if isinstance(value, cached_property):
+                    getattr(facts, name)
+
     # A geometry is looked up, and asked for these, several times in every call of a layer.
     @cached_property
     def _hash(self) -> int:

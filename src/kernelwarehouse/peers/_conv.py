@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +21,13 @@ def geometry_of(layer: nn.Conv2d | nn.Linear) -> Geometry:
     kernel = tuple(layer.weight.shape)
     whole = Partition(kernel, kernel)
     if isinstance(layer, nn.Linear):
-        return _computed(Geometry(whole))
+        return Geometry(whole)
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         raise ConvertError(
             f"convolution pads by {layer.padding!r} with {layer.padding_mode!r}; "
             "the compared methods take symmetric padding, in numbers, with zeros"
         )
-    return _computed(Geometry(whole, layer.stride, layer.padding, layer.dilation, layer.groups))
-
-
-def _computed(geometry: Geometry) -> Geometry:
-    """With all its cached properties filled in: torch.compile cannot follow the lock that guards their first use."""
-    for facts in (geometry.partition, geometry):
-        for name, value in vars(type(facts)).items():
-            if isinstance(value, cached_property):
-                getattr(facts, name)
-    return geometry
+    return Geometry(whole, layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
 def pooled(x: Tensor) -> Tensor:
