@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="for each figure (%(default)s)")
     parser.add_argument("--output", type=Path, default=results.FOLDER / "loader.json")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # as in the workers
     with tempfile.TemporaryDirectory() as folder:
         if arguments.data:
             cases = [(open_dataset(arguments.data), arguments.recipe)]

@@ -114,14 +114,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.child:
         print(json.dumps({"bytes": peak_in_this_process(Point(**chosen.point), chosen.child)}))
         return
+    out = chosen.out or (results.FOLDER / "scaling.json" if chosen.axis == list(AXES) else None)
     console, rows = Console(), []
     facts = {**results.machine(chosen.threads), "clock": chosen.clock}
     for axis in chosen.axis:
-        rows += [measure(axis, value, chosen) for value in AXES[axis]]
+        for value in AXES[axis]:
+            rows.append(measure(axis, value, chosen))
+            if out:  # after every point: a long run that is broken off has measured something
+                results.write(out, {"machine": facts, "rows": rows})
         console.print(table([row for row in rows if row["axis"] == axis], axis))
-    out = chosen.out or (results.FOLDER / "scaling.json" if chosen.axis == list(AXES) else None)
-    if out:
-        results.write(out, {"machine": facts, "rows": rows})
 
 
 if __name__ == "__main__":

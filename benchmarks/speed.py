@@ -107,17 +107,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for batch in chosen.batch
         ]
     ways = [way for way in WAYS if way in chosen.ways or way in ("static", "ours")]
+    whole = not chosen.preset and not chosen.only
+    out = chosen.out or (results.FOLDER / f"speed-{chosen.threads}.json" if whole else None)
     console, rows = Console(), []
     facts = {**results.machine(chosen.threads), "clock": chosen.clock}
     for case in cases:
         rows.append(measure(case, ways, chosen.seconds, chosen.rounds, chosen.clock))
         console.print(f"{case.name}: {rows[-1]['milliseconds']} ms, ratios {rows[-1]['ratio']}")
+        if out:  # after every case: a long run that is broken off has measured something
+            results.write(out, {"machine": facts, "rows": rows})
         gc.collect()
     console.print(table(rows, f"time relative to the static network, {chosen.threads} thread(s)"))
-    whole = not chosen.preset and not chosen.only
-    out = chosen.out or (results.FOLDER / f"speed-{chosen.threads}.json" if whole else None)
-    if out:
-        results.write(out, {"machine": facts, "rows": rows})
 
 
 if __name__ == "__main__":
