@@ -1,5 +1,7 @@
 """The rule that chooses, and how to overrule it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,12 +19,14 @@ def _geometry(out: int, inside: int, kernel: int, cell: tuple[int, int], groups:
     ("geometry", "shape", "strategy"),
     [
         (_geometry(32, 16, 3, (16, 16)), (2, 16, 8, 8), "native"),
-        (_geometry(32, 16, 1, (16, 16)), (2, 16, 40, 40), "native"),
+        (_geometry(32, 16, 1, (16, 16)), (2, 16, 20, 20), "native"),
         (_geometry(32, 16, 1, (16, 16)), (8, 16, 40, 40), "pointwise"),
         (_geometry(32, 16, 1, (8, 16)), (2, 16, 8, 8), "pointwise"),
         (_geometry(6, 3, 3, (3, 3)), (2, 3, 8, 8), "matmul"),
         (_geometry(6, 3, 3, (3, 3)), (2, 3, 40, 40), "grouped"),
         (_geometry(16, 1, 3, (8, 1), groups=16), (2, 16, 8, 8), "depthwise"),
+        (replace(_geometry(16, 1, 3, (8, 1), groups=16), stride=(2, 2)), (2, 16, 8, 8), "plain"),
+        (replace(_geometry(16, 1, 3, (8, 1), groups=16), stride=(2, 2)), (8, 16, 8, 8), "depthwise"),
         (_geometry(16, 1, 5, (8, 1), groups=16), (2, 16, 8, 8), "plain"),
         (Geometry(Partition((6, 4), (3, 2))), (2, 5, 4), "matmul"),
         (_geometry(32, 16, 3, (16, 16)), (0, 16, 8, 8), "plain"),

@@ -21,6 +21,7 @@ _FEW_POSITIONS = 400
 # Below these the compiled point-wise product has too little to do in a tile, or enough to do for few samples.
 _WIDE_CELL = 16
 _SMALL_BATCH = 4
+_LARGE_IMAGE = 1000
 
 # Strategies that cannot evaluate every layer.
 _PARTICULAR = {"depthwise": depthwise, "native": native, "pointwise": pointwise}
@@ -80,6 +81,8 @@ def _rule(x: Tensor, geometry: Geometry) -> Choice:
         return Choice("plain", "nothing to compute")
     if geometry.groups > 1 and geometry.partition.kernel_shape[1] == 1:
         hindrance = depthwise.obstacle(x, geometry)
+        if hindrance is None and x.shape[0] < _SMALL_BATCH and max(geometry.stride) > 1:
+            hindrance = "few samples do not pay for thinning out the output"
         if hindrance is None:
             return Choice("depthwise", "compiled: channel by channel, in cache")
         return Choice("plain", f"depth-wise: the kernels are small enough to keep; not compiled, as {hindrance}")
@@ -103,6 +106,6 @@ def _choose_pointwise(batch: int, positions: int, geometry: Geometry, obstacle: 
         return Choice("pointwise", f"one kernel position; not native, as {obstacle}")
     if geometry.partition.cell_shape[0] < _WIDE_CELL:
         return Choice("pointwise", f"one kernel position, cells narrower than {_WIDE_CELL} output channels")
-    if positions > native.MANY_POSITIONS and batch >= _SMALL_BATCH:
+    if positions > _LARGE_IMAGE or (positions > native.MANY_POSITIONS and batch >= _SMALL_BATCH):
         return Choice("pointwise", f"one kernel position, {positions} output positions: large products")
     return Choice("native", "compiled: mixes and multiplies in cache")
