@@ -109,6 +109,16 @@ def scaling_plot(rows: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
+def scaling_section() -> str:
+    """The table and plot of a whole run; a run takes long, so there may be none."""
+    path = RESULTS / "scaling.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    if len({row["axis"] for row in rows}) < 3:
+        return "No whole run has been committed; `python -m benchmarks.scaling` makes one."
+    save(scaling_plot(rows), "performance-scaling.svg")
+    return scaling_table(rows) + "\n\n![growth](images/performance-scaling.svg)"
+
+
 def save(figure: Figure, name: str) -> None:
     PLOTS.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=PLOTS, suffix=".svg", delete=False) as file:
@@ -127,15 +137,14 @@ def fill(page: str, name: str, content: str) -> str:
 
 def main() -> None:
     plt.rcParams["svg.hashsalt"] = "kernelwarehouse"
-    speed, memory, scaling = read("speed-1.json"), read("memory.json"), read("scaling.json")
+    speed, memory = read("speed-1.json"), read("memory.json")
     page = PAGE.read_text()
     page = fill(page, "machine", machine_table(speed["machine"]))
     page = fill(page, "speed", ratio_table(speed["rows"], "milliseconds"))
     page = fill(page, "memory", ratio_table(memory["rows"], "megabytes"))
-    page = fill(page, "scaling", scaling_table(scaling["rows"]))
+    page = fill(page, "scaling", scaling_section())
     save(ratio_plot(speed["rows"], "time relative to the static network"), "performance-speed.svg")
     save(ratio_plot(memory["rows"], "peak memory relative to the static network"), "performance-memory.svg")
-    save(scaling_plot(scaling["rows"]), "performance-scaling.svg")
     with tempfile.NamedTemporaryFile("w", dir=PAGE.parent, suffix=".md", delete=False) as file:
         file.write(page)
     os.chmod(file.name, 0o644)
