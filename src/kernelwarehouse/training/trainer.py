@@ -49,11 +49,7 @@ class Trainer:
                     "LayerNorm does not need it)"
                 )
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        self.model = model.to(device).train()
-        for module in self.model.modules():
-            # Not the whole model at once: the cells of a warehouse have five axes, which channels_last refuses.
-            if isinstance(module, nn.Conv2d):
-                module.to(memory_format=self._format)  # type: ignore[call-overload]
+        self.model = model.to(device).to(memory_format=self._format).train()  # type: ignore[call-overload]
         tau_steps = round(recipe.tau_epochs * steps_per_epoch)
         has_temperature = any(isinstance(module, HasTemperature) for module in model.modules())
         self.temperature = TemperatureSchedule(self.model, steps=tau_steps) if has_temperature else None
