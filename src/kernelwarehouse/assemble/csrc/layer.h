@@ -62,30 +62,36 @@ struct Packed {
 // Columns that are packed at a time: a piece that stays in cache.
 inline Int packed_columns(Int depth) { return std::max<Int>(kWide, kFarCache / 4 / depth / kWide * kWide); }
 
-// to[row][column] = sum over k of weights[row][k] * from[k][column], for any number of rows; `from` is far away and
-// from[k], from[k + 1] are `pitch` apart.
+// to[row][column] = sum over k of weights[row][k] * from[k][column]. Nothing is packed, `from` streams from memory once.
+inline void mix_streamed(const float* weights, Int rows, Int depth, const float* from, Int pitch, Int columns, float* to,
+                         Int to_pitch) {
+  constexpr Int stream = 1024, together = 4;
+  for (Int column = 0; column < columns; column += stream) {
+    const Int count = std::min(stream, columns - column);
+    for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch + column, count, 0.0f);
+    Int k = 0;
+    for (; k + together <= depth; k += together) {
+      const float* lines[together];
+      for (Int i = 0; i < together; ++i) lines[i] = from + (k + i) * pitch + column;
+      add_streamed<together>(weights + k, depth, rows, lines, count, to + column, to_pitch);
+    }
+    for (; k < depth; ++k) {
+      const float* line = from + k * pitch + column;
+      add_streamed<1>(weights + k, depth, rows, &line, count, to + column, to_pitch);
+    }
+  }
+}
+
+// to[row][column] = sum over k of weights[row][k] * from[k][column], for any number of rows; from[k], from[k + 1] are
+// `pitch` apart.
 inline void mix(const float* weights, Int rows, Int depth, const float* from, Int pitch, Int columns, float* to, Int to_pitch,
                 Packed& packed) {
-  constexpr Int few = 12, stream = 1024, together = 4;
-  if (rows <= few) {
-    for (Int column = 0; column < columns; column += stream) {
-      const Int count = std::min(stream, columns - column);
-      for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch + column, count, 0.0f);
-      Int k = 0;
-      for (; k + together <= depth; k += together) {
-        const float* lines[together];
-        for (Int i = 0; i < together; ++i) lines[i] = from + (k + i) * pitch + column;
-        add_streamed<together>(weights + k, depth, rows, lines, count, to + column, to_pitch);
-      }
-      for (; k < depth; ++k) {
-        const float* line = from + k * pitch + column;
-        add_streamed<1>(weights + k, depth, rows, &line, count, to + column, to_pitch);
-      }
-    }
-    return;
-  }
-  // Many rows: packed piece by piece, so that a piece stays near while all rows use it.
-  const Int piece = packed_columns(depth);
+  // Packing costs a copy, which more rows pay for. Cells that stay in cache are packed in small pieces, which the rows then
+  // find nearest; cells that come from memory in pieces long enough to be read at its full speed.
+  constexpr Int some = 64, short_piece = 256;
+  const bool near = depth * pitch <= 4 * kFarCache;
+  if (rows <= (near ? 7 : 12)) return mix_streamed(weights, rows, depth, from, pitch, columns, to, to_pitch);
+  const Int piece = near && rows <= some ? std::min(short_piece, packed_columns(depth)) : packed_columns(depth);
   packed.numbers.resize(depth * piece);
   for (Int column = 0; column < columns; column += piece) {
     const Int count = std::min(piece, columns - column);
