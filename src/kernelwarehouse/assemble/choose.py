@@ -81,8 +81,6 @@ def _rule(x: Tensor, geometry: Geometry) -> Choice:
         return Choice("plain", "nothing to compute")
     if geometry.groups > 1 and geometry.partition.kernel_shape[1] == 1:
         hindrance = depthwise.obstacle(x, geometry)
-        if hindrance is None and x.shape[0] < _SMALL_BATCH and max(geometry.stride) > 1:
-            hindrance = "few samples do not pay for thinning out the output"
         if hindrance is None:
             return Choice("depthwise", "compiled: channel by channel, in cache")
         return Choice("plain", f"depth-wise: the kernels are small enough to keep; not compiled, as {hindrance}")
