@@ -79,11 +79,11 @@ class Prepared:
             return False
         return saved_seconds(x.shape[0], attention, geometry) > 0 and self.fresh()
 
-    def evaluate(self, x: Tensor, pooled: Tensor, attention: Attention, geometry: Geometry) -> Tensor | None:
+    def evaluate(self, x: Tensor, seen: Tensor, attention: Attention, geometry: Geometry) -> Tensor | None:
         """The output of a layer without its bias; `None` where another way is better, or asked for, or the only one."""
         if torch.is_grad_enabled() or not self.pays(x, attention, geometry):
             return None
-        hidden, scale = _coefficients(attention, pooled)
+        hidden, scale = _coefficients(attention, seen)
         scale = scale * (1 - self.tau)
         fused = native.obstacle(x, geometry) is None
         out = (native.forward_basis if fused else _forward)(x, hidden, scale, self.basis, geometry)
@@ -94,12 +94,12 @@ def _versions(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int], ...]:
     return tuple((tensor._version, tensor.data_ptr()) for tensor in tensors)
 
 
-def _coefficients(attention: Attention, pooled: Tensor) -> tuple[Tensor, Tensor]:
+def _coefficients(attention: Attention, seen: Tensor) -> tuple[Tensor, Tensor]:
     """`[batch, h + 1]`, ending in 1, and what every mixture is scaled by, `[batch, m]`."""
-    fused = fused_coefficients(attention, pooled, NORMALISER_EPS)
+    fused = fused_coefficients(attention, seen, NORMALISER_EPS)
     if fused is not None:
         return fused
-    hidden = attention.hidden(pooled)
+    hidden = attention.hidden(seen)
     scale = 1 / attention.normaliser(attention.logits(hidden)).squeeze(-1)
     return torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1), scale
 

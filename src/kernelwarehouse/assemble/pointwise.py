@@ -42,11 +42,15 @@ def _seen(x: Tensor, geometry: Geometry) -> Tensor:
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias."""
     columns = _seen(x, geometry).flatten(2)
-    out = x.new_empty(x.shape[0], geometry.out_channels, columns.shape[2])
-    for chunk in chunks(x.shape[0], geometry.partition, _BLOCK):
-        kernels = assemble_kernels(attention[chunk], cells, geometry.partition).flatten(2)
-        torch.bmm(kernels, columns[chunk], out=out[chunk])
-    return out.unflatten(2, geometry.output_size(tuple(x.shape[2:])))
+    slices = list(chunks(x.shape[0], geometry.partition, _BLOCK))
+    if len(slices) == 1:  # without the views, which cost as much as a small product
+        out = torch.bmm(assemble_kernels(attention, cells, geometry.partition).flatten(2), columns)
+    else:
+        out = x.new_empty(x.shape[0], geometry.out_channels, columns.shape[2])
+        for chunk in slices:
+            kernels = assemble_kernels(attention[chunk], cells, geometry.partition).flatten(2)
+            torch.bmm(kernels, columns[chunk], out=out[chunk])
+    return out.view(x.shape[0], geometry.out_channels, *geometry.output_size(tuple(x.shape[2:])))
 
 
 def backward(
