@@ -116,16 +116,20 @@ def _forward(x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, geometry: 
     return torch.cat(pieces)
 
 
-# What decides where a basis pays: speed of products and of memory, in numbers a second (one core with AVX2).
+# What decides where a basis pays: numbers a second, of one core with AVX2, that products take (for many mixtures, and for
+# as few as one sample has) and that come from memory.
 _PRODUCTS = 36e9
-_READS = 4e9
+_FEW_PRODUCTS = 25e9
+_FEW_MIXTURES = 64
+_READS = 5e9
 
 
 def saved_seconds(batch: int, attention: Attention, geometry: Geometry) -> float:
     """Estimate of the time that mixing through the hidden vector saves for one batch."""
     partition = geometry.partition
     kernel, cells, units = partition.mixtures * partition.cell_size, attention.shape.cells, attention.shape.hidden + 1
-    plain = max(batch * cells * kernel / _PRODUCTS, cells * partition.cell_size / _READS)
+    speed = _PRODUCTS if batch * partition.mixtures > _FEW_MIXTURES else _FEW_PRODUCTS
+    plain = max(batch * cells * kernel / speed, cells * partition.cell_size / _READS)
     # A ReLU leaves about half of the units at 0; those are skipped where no sample of the batch has them.
     read = 1 - 0.5 ** min(batch, 16)
     hidden = max(batch * units * kernel / _PRODUCTS, read * units * kernel / _READS)
