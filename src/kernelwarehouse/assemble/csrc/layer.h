@@ -111,21 +111,40 @@ inline void mix(const float* weights, Int rows, Int depth, const float* from, In
 // The two ways to mix the kernels of `count` pairs from `pair` on, for the columns [first, first + columns) of a cell:
 // to[pair][segment][column], segments `pitch` apart.
 
-// From cells: attention [pairs][segments][n] x cells [n][cell].
+// From cells: attention [pairs][segments][n] x cells [n][cell]. Mixtures are [channels][cell_in] like the cells; or, with
+// `turned` cells (see turn_cells), [cell_in][channels] for a block of kWide channels.
 struct CellMixer {
   const Layer& layer;
   const float* attention;
   const float* cells;
+  bool turned = false;
 
   void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
-    mix(attention + pair * layer.segments * layer.n, count * layer.segments, layer.n, cells + first, layer.cell(), columns, to,
-        pitch, packed);
+    const float* from = turned ? cells + first * layer.n : cells + first;
+    mix(attention + pair * layer.segments * layer.n, count * layer.segments, layer.n, from, turned ? columns : layer.cell(),
+        columns, to, pitch, packed);
   }
 
   CellMixer from_sample(Int sample) const {
-    return {layer, attention + sample * layer.out_groups * layer.segments * layer.n, cells};
+    return {layer, attention + sample * layer.out_groups * layer.segments * layer.n, cells, turned};
   }
 };
+
+// Cells [n][cell_out][cell_in] -> [block of kWide output channels][n][cell_in][channels of the block].
+inline Tensor turn_cells(const Layer& layer, const Tensor& cells) {
+  Tensor turned = at::empty_like(cells);
+  const float* from = cells.const_data_ptr<float>();
+  float* to = turned.mutable_data_ptr<float>();
+  at::parallel_for(0, (layer.cell_out + kWide - 1) / kWide, 1, [&](Int begin, Int end) {
+    for (Int first = begin * kWide; first < std::min(end * kWide, layer.cell_out); first += kWide) {
+      const Int width = std::min(kWide, layer.cell_out - first), block = first * layer.cell_in;
+      for (Int j = 0; j < layer.n; ++j)
+        transpose(from + j * layer.cell() + block, layer.cell_in, width, layer.cell_in,
+                  to + block * layer.n + j * width * layer.cell_in, width);
+    }
+  });
+  return turned;
+}
 
 // From bases, of which every mixture has its own: scale [pairs][segments] * (hidden [batch][n] x basis [out_groups][segments]
 // [n][cell]). Units of the hidden vector that are 0 in all samples, as a ReLU leaves many, cost nothing.
@@ -134,6 +153,7 @@ struct BasisMixer {
   const float* hidden;
   const float* scale;
   const float* basis;
+  static constexpr bool turned = false;
 
   void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
     for (Int group = 0; group < layer.out_groups; ++group) {
