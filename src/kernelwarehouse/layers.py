@@ -71,8 +71,10 @@ class WarehouseLayer(nn.Module):
             out = self.prepared.evaluate(x, seen, self.attention, self.geometry)
             if out is not None:
                 return out
-        cells = self.warehouse.cells
-        return evaluate(x, self.attention(seen).to(cells.dtype), cells, self.geometry)
+        cells, attention = self.warehouse.cells, self.attention(seen)
+        if attention.dtype != cells.dtype:
+            attention = attention.to(cells.dtype)
+        return evaluate(x, attention, cells, self.geometry)
 
     def train(self, mode: bool = True) -> Self:
         if mode:

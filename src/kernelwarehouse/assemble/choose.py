@@ -22,6 +22,7 @@ _FEW_POSITIONS = 400
 _WIDE_CELL = 16
 _SMALL_BATCH = 4
 _LARGE_IMAGE = 1000
+_LARGE_CELL = 128 * 128  # mixing dominates, and there the compiled kernels are ahead
 
 # Strategies that cannot evaluate every layer.
 _PARTICULAR = {"depthwise": depthwise, "native": native, "pointwise": pointwise}
@@ -104,6 +105,7 @@ def _choose_pointwise(batch: int, positions: int, geometry: Geometry, obstacle: 
         return Choice("pointwise", f"one kernel position; not native, as {obstacle}")
     if geometry.partition.cell_shape[0] < _WIDE_CELL:
         return Choice("pointwise", f"one kernel position, cells narrower than {_WIDE_CELL} output channels")
-    if positions > _LARGE_IMAGE or (positions > native.MANY_POSITIONS and batch >= _SMALL_BATCH):
+    few = native.MANY_POSITIONS if math.prod(geometry.partition.cell_shape) < _LARGE_CELL else _FEW_POSITIONS
+    if positions > _LARGE_IMAGE or (positions > few and batch >= _SMALL_BATCH):
         return Choice("pointwise", f"one kernel position, {positions} output positions: large products")
     return Choice("native", "compiled: mixes and multiplies in cache")

@@ -51,10 +51,10 @@ _BLOCK = 2 << 20
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias."""
-    pairs, flat_cells = attention_pairs(attention, geometry), cells.flatten(2).contiguous()
+    pairs = attention_pairs(attention, geometry).contiguous()
     size = geometry.output_size(tuple(x.shape[2:]))
     return torch.ops.kernelwarehouse.forward_depthwise(
-        x.contiguous(), pairs, flat_cells, size, geometry.padding, geometry.dilation, geometry.stride
+        x.contiguous(), pairs, cells.contiguous(), size, geometry.padding, geometry.dilation, geometry.stride
     )
 
 
@@ -62,8 +62,8 @@ def backward(
     grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells."""
-    pairs, flat_cells, x = attention_pairs(attention, geometry), cells.flatten(2).contiguous(), x.contiguous()
-    grad = grad.contiguous()
+    pairs, flat_cells = attention_pairs(attention, geometry).contiguous(), cells.flatten(2).contiguous()
+    x, grad = x.contiguous(), grad.contiguous()
     grad_kernels = torch.ops.kernelwarehouse.depthwise_kernel_gradient(
         grad, x, flat_cells.shape[1], geometry.padding, geometry.dilation, geometry.stride
     )

@@ -116,8 +116,8 @@ def _forward(x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, geometry: 
     return torch.cat(pieces)
 
 
-# What decides where a basis pays: numbers a second, of one core with AVX2, that products take (for many mixtures, and for
-# as few as one sample has) and that come from memory.
+# What decides where a basis pays: numbers a second, of one core with AVX2, that go through products (for many mixtures,
+# and for as few as one sample has) and that come from memory.
 _PRODUCTS = 36e9
 _FEW_PRODUCTS = 25e9
 _FEW_MIXTURES = 64

@@ -32,7 +32,7 @@ def require(x: Tensor, geometry: Geometry) -> None:
         raise StrategyError(f"the layer with kernel {geometry.partition.kernel_shape} cannot be pointwise: {problem}")
 
 
-def _seen(x: Tensor, geometry: Geometry) -> Tensor:
+def visited(x: Tensor, geometry: Geometry) -> Tensor:
     """The places that the kernel visits."""
     if max(geometry.stride) == 1:
         return x
@@ -41,7 +41,7 @@ def _seen(x: Tensor, geometry: Geometry) -> Tensor:
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias."""
-    columns = _seen(x, geometry).flatten(2)
+    columns = visited(x, geometry).flatten(2)
     slices = list(chunks(x.shape[0], geometry.partition, _BLOCK))
     if len(slices) == 1:  # without the views, which cost as much as a small product
         out = torch.bmm(assemble_kernels(attention, cells, geometry.partition).flatten(2), columns)
@@ -58,7 +58,7 @@ def backward(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells; each chunk's kernels are assembled again."""
     partition, flat_cells = geometry.partition, cells.flatten(1)
-    seen, grad = _seen(x, geometry), grad.contiguous().flatten(2)
+    seen, grad = visited(x, geometry), grad.contiguous().flatten(2)
     columns = seen.flatten(2)
     grad_columns = torch.empty_like(columns, memory_format=torch.contiguous_format) if wants_input else None
     grad_attention, grad_cells = torch.empty_like(attention), torch.zeros_like(flat_cells)
@@ -76,6 +76,6 @@ def backward(
         grad_input = grad_columns.view(seen.shape)
         if max(geometry.stride) > 1:
             spread = torch.zeros_like(x)
-            _seen(spread, geometry).copy_(grad_input)
+            visited(spread, geometry).copy_(grad_input)
             grad_input = spread
     return grad_input, grad_attention, grad_cells.view(cells.shape)

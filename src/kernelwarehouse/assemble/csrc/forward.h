@@ -142,14 +142,16 @@ inline void pack_positions(const float* x, Int channels, Int positions, float* p
   });
 }
 
-// A kernel of one position: x [batch, in, positions] -> [batch, out, positions], with positions along the vectors, so that
+// A kernel of one position: x [batch, in, *space] -> [batch, out, *space], with positions along the vectors, so that
 // neither kernels nor activations are turned around.
 template <class Mixer>
 Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
   const Layer& layer = mixer.layer;
-  const Int channels = x.size(1), positions = x.size(2), out = layer.out_channels();
-  const Int sample_panels = channels * round_up(positions, kLanes);
-  Tensor y = at::empty({layer.batch, out, positions}, x.options());
+  const Int channels = x.size(1), positions = c10::multiply_integers(x.sizes().slice(2));
+  const Int out = layer.out_channels(), sample_panels = channels * round_up(positions, kLanes);
+  std::vector<Int> sizes = x.sizes().vec();
+  sizes[1] = out;
+  Tensor y = at::empty(sizes, x.options());
   const float* x_data = x.const_data_ptr<float>();
   float* y_data = y.mutable_data_ptr<float>();
   // Small inputs are packed once for all blocks of channels, large ones again for each, so that they stay in cache.
