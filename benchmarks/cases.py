@@ -134,7 +134,11 @@ def add_arguments(parser: argparse.ArgumentParser, modes: Sequence[str], batches
 
 def chosen_cases(chosen: argparse.Namespace, targets: Sequence[Case]) -> list[Case]:
     if not chosen.preset:
-        return [case for case in targets if not chosen.only or chosen.only in case.name]
+        cases = [case for case in targets if not chosen.only or chosen.only in case.name]
+        if not cases:
+            names = "\n  ".join(case.name for case in targets)
+            raise SystemExit(f"no case has {chosen.only!r} in its name; there are\n  {names}")
+        return cases
     return [
         Case(preset, mode, batch, chosen.prepare if mode == "inference" else None)
         for preset in chosen.preset

@@ -55,13 +55,13 @@ def ratio_table(rows: Sequence[dict[str, Any]], unit: str, title: str) -> Table:
         table.add_column(column, justify="left" if column == "case" else "right")
     for row in rows:
         ratio, most = row["ratio"], row["most"]
-        verdict = "" if most is None else "[green]met[/]" if ratio["ours"] <= most else "[red]missed[/]"
+        verdict = "[red]missed[/]" if most is not None and ratio["ours"] > most else "[green]met[/]"
         table.add_row(
             row["name"],
-            f"{row[unit]['static']:.0f}",
+            f"{row[unit]['static']:.1f}",
             f"{ratio['plain']:.2f}" if "plain" in ratio else "",
             f"{ratio['ours']:.2f}",
             f"{row['published']:.2f}" if row["published"] else "",
-            f"{most:.2f} {verdict}" if most else "",
+            "" if most is None else f"{most:.2f} {verdict}",
         )
     return table

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks import memory, profile, speed
+from benchmarks import breakdown, memory, speed
 
 PRESET = ["--preset", "kw1x_small_resnet", "--batch", "2"]
 
@@ -32,9 +32,9 @@ def test_memory_takes_each_way_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert all(size > 1 for size in row["megabytes"].values())
 
 
-def test_profile_names_every_layer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_breakdown_names_every_layer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    profile.main(["kw1x_small_resnet", "--batch", "2", "--rounds", "1", "--operators", "3"])
+    breakdown.main(["kw1x_small_resnet", "--batch", "2", "--rounds", "1", "--operators", "3"])
     shown = capsys.readouterr().out
     assert "stages.2.0.conv2_kxk.conv" in shown
     assert "all 8 layers" in shown

@@ -243,3 +243,14 @@ def test_float64_stays_float64_under_autocast() -> None:
     layer = layers.Conv2d(4, 4, 3, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(2, 4, 6, 6, dtype=torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kernel", "groups"), [(3, 1), (1, 1), (3, 16)])
+def test_traced_layers_take_any_batch(kernel: int, groups: int) -> None:
+    torch.manual_seed(0)
+    conv = layers.Conv2d(16, 16, kernel, padding=kernel // 2, groups=groups, config=kw.WarehouseConfig(1)).eval()
+    x = torch.randn(5, 16, 8, 8)
+    with torch.no_grad():
+        traced = torch.jit.trace(conv, x[:2], check_trace=False)
+        torch.testing.assert_close(traced(x), conv(x))

@@ -139,8 +139,6 @@ class _Conv(WarehouseLayer):
         self.padding, self.padding_mode = template.padding, padding_mode
         self.transposed, self.output_padding = False, template.output_padding
         self._pad_around = around
-        reach = (d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))
-        self._least = tuple(most - 2 * pad for most, pad in zip(reach, symmetric, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         shape = x.shape
@@ -154,7 +152,7 @@ class _Conv(WarehouseLayer):
         seen = x
         if self._pad_around is not None:
             x = F.pad(x, self._pad_around, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
-        for size, least in zip(x.shape[2:], self._least, strict=True):
+        for size, least in zip(x.shape[2:], self.geometry.smallest_input, strict=True):
             if size < least:
                 raise KernelWarehouseError(
                     f"input of shape {tuple(x.shape)} is smaller than the kernel {self.kernel_size}"

@@ -51,6 +51,12 @@ def test_means_over_positions(space: tuple[int, ...]) -> None:
 
 
 @torch.no_grad()
+def test_wrong_number_of_channels_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        _attention(0.0)(torch.randn(1, 11))
+
+
+@torch.no_grad()
 def test_zero_logits_give_no_nan() -> None:
     attention = _attention(0.0)
     attention.fc2.weight.zero_()

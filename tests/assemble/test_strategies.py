@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from layer_cases import Case, assert_same, cases, depthwise_cases, pointwise_cases
 
-from kernelwarehouse.assemble import Geometry
+from kernelwarehouse.assemble import Geometry, evaluate, force
 from kernelwarehouse.partition import Partition
 
 PURE = ["grouped", "matmul"]
@@ -49,3 +49,20 @@ def test_depthwise(case: Case) -> None:
 @given(case=pointwise_cases())
 def test_pointwise(case: Case) -> None:
     assert_same("pointwise", case, torch.float64, 1e-10)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise_gradients_of_kernels_know_no_numbers_from_outside(stride: int) -> None:
+    """Taps that do not see an infinite input have finite gradients."""
+    geometry = Geometry(Partition((8, 1, 3, 3), (8, 1, 1, 1)), (stride, stride), (0, 0), (1, 1), 8)
+    x, attention, cells = Case(geometry, 1, 9, (5, 9), seed=0).tensors(torch.float32)
+    x[..., -1] = torch.inf
+    finite = []
+    for way in ("plain", "depthwise"):
+        leaf = attention.clone().requires_grad_()
+        with force(way):
+            evaluate(x, leaf, cells, geometry).sum().backward()
+        assert leaf.grad is not None
+        finite.append(leaf.grad.isfinite())
+    assert finite[0].any()
+    assert torch.equal(*finite)

@@ -39,14 +39,14 @@ def _applies(attention: "Attention", x: Tensor) -> bool:
         return False
     if type(norm) is not nn.BatchNorm1d or type(fc1) is not nn.Linear or type(fc2) is not nn.Linear:
         return False
-    if (
-        norm.training or fc1._forward_hooks or fc2._forward_hooks or norm._forward_hooks
-    ):  # somebody wants to see the steps
-        return False
+    if norm.training or any(part._forward_hooks or part._forward_pre_hooks for part in (fc1, norm, fc2)):
+        return False  # batch statistics, or somebody wants to see the steps
     if norm._buffers["running_mean"] is None or x.numel() == 0 or not load_native():
         return False
     weight = fc1._parameters["weight"]
-    return weight is not None and weight.dtype == torch.float32
+    if weight is None or weight.dtype != torch.float32:
+        return False
+    return x.dim() > 1 and x.shape[1] == weight.shape[1]  # else the steps say what is wrong
 
 
 def _parameters(attention: "Attention", x: Tensor) -> tuple[object, ...]:

@@ -52,6 +52,12 @@ class Geometry:
     def in_channels(self) -> int:
         return self.partition.kernel_shape[1] * self.groups
 
+    @cached_property
+    def smallest_input(self) -> tuple[int, ...]:
+        """Spatial size of the smallest input that the kernel fits into, padding included."""
+        axes = zip(self.kernel_size, self.dilation, self.padding, strict=True)
+        return tuple(dilation * (kernel - 1) + 1 - 2 * pad for kernel, dilation, pad in axes)
+
     def output_size(self, space: tuple[int, ...]) -> tuple[int, ...]:
         """Spatial size of the output for an input of size `space` (a linear layer's tokens are not spatial: empty)."""
         return _output_size(self, space)

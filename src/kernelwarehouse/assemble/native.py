@@ -1,6 +1,7 @@
 """The compiled kernels of `csrc`: mixing and product in one go, on the CPU, in float32."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -90,29 +91,36 @@ def attention_pairs(attention: Tensor, geometry: Geometry) -> Tensor:
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias, channels last where the input is."""
-    return _product(x, "", (attention_pairs(attention, geometry).contiguous(), cells.contiguous()), geometry)
+    ops = torch.ops.kernelwarehouse
+    mixing = attention_pairs(attention, geometry).contiguous(), cells.contiguous()
+    return _product(x, ops.forward_pointwise, ops.forward_taps, mixing, geometry)
 
 
 def forward_basis(x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, geometry: Geometry) -> Tensor:
     """The same, mixed from bases (see `hidden.py`): `hidden` is `[batch, h + 1]`, `scale` is `[batch, m]`."""
-    pairs = attention_pairs(scale.unsqueeze(2), geometry).contiguous()
-    return _product(x, "_basis", (hidden, pairs, basis), geometry)
-
-
-def _product(x: Tensor, source: str, mixing: tuple[Tensor, ...], geometry: Geometry) -> Tensor:
     ops = torch.ops.kernelwarehouse
+    mixing = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous(), basis
+    return _product(x, ops.forward_pointwise_basis, ops.forward_taps_basis, mixing, geometry)
+
+
+def _product(
+    x: Tensor,
+    one_position: Callable[..., Tensor],
+    several_positions: Callable[..., Tensor],
+    mixing: tuple[Tensor, ...],
+    geometry: Geometry,
+) -> Tensor:
     last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
     if pointwise.obstacle(geometry) is None and not last:
-        product = ops.forward_pointwise_basis if source else ops.forward_pointwise
-        return product(pointwise.visited(x, geometry).contiguous(), *mixing)
+        return one_position(pointwise.visited(x, geometry).contiguous(), *mixing)
     space = tuple(x.shape[2:])
     rows, out_size = _rows(geometry, space), geometry.output_size(space)
     tables = rows.targets, rows.padded, rows.places, rows.shifts
-    product = ops.forward_taps_basis if source else ops.forward_taps
     if last:
-        out = product(x.movedim(1, -1).flatten(1, -2), *mixing, *tables, True)
+        out = several_positions(x.movedim(1, -1).flatten(1, -2), *mixing, *tables, True)
         return out.unflatten(1, out_size).movedim(-1, 1)
-    return product(x.contiguous(), *mixing, *tables, False).view(len(x), geometry.out_channels, *out_size)
+    out = several_positions(x.contiguous(), *mixing, *tables, False)
+    return out.view(x.shape[0], geometry.out_channels, *out_size)  # not len(x), which is a constant to a tracer
 
 
 def backward(

@@ -65,15 +65,19 @@ struct Plane {
   template <int T>
   void correlate(const float* padded, const Int* offsets, const float* grad, float* sums, Int pitch_of_sums) const {
     Lanes partial[T] = {};
+    Mask inside = {};  // of the last numbers of a row; what lies beyond is not to be multiplied, it may be infinite
+    for (Int lane = 0; lane < out_width % kLanes; ++lane) inside[lane] = -1;
     for (Int y = 0; y < out_height; ++y)
       for (Int x = 0; x < out_width; x += kLanes) {
         const float* from = padded + y * stride_y * pitch() + x;
-        Lanes value = {};
-        if (x + kLanes <= out_width)
-          value = load(grad + y * out_width + x);
-        else
+        if (x + kLanes <= out_width) {
+          const Lanes value = load(grad + y * out_width + x);
+          for (int tap = 0; tap < T; ++tap) partial[tap] += value * load(from + offsets[tap]);
+        } else {
+          Lanes value = {};
           for (Int lane = 0; lane < out_width - x; ++lane) value[lane] = grad[y * out_width + x + lane];
-        for (int tap = 0; tap < T; ++tap) partial[tap] += value * load(from + offsets[tap]);
+          for (int tap = 0; tap < T; ++tap) partial[tap] += inside ? value * load(from + offsets[tap]) : Lanes{};
+        }
       }
     for (int tap = 0; tap < T; ++tap) {
       float sum = 0;

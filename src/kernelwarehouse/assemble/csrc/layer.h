@@ -72,7 +72,8 @@ inline void mix_streamed(const float* weights, Int rows, const std::vector<const
   }
 }
 
-// What was packed last: several runs of samples use the same piece of the cells, one after the other.
+// What was packed last: several runs of samples use the same piece of the cells, one after the other. For one source only:
+// depth and pitch are taken to stay the same.
 struct Packed {
   std::vector<float> numbers;
   const float* from = nullptr;

@@ -18,6 +18,8 @@ constexpr Int kTall = 6;           // rows of a full tile: 12 sums, 2 loads and 
 
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
 
+typedef int32_t Mask __attribute__((vector_size(kLanes * sizeof(int32_t))));
+
 inline Lanes load(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
 inline void store(float* to, Lanes value) { *reinterpret_cast<Lanes*>(to) = value; }
 inline void add(float* to, Lanes value) { store(to, load(to) + value); }

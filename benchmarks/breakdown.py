@@ -1,8 +1,8 @@
 """Where the time goes: every converted layer against the static layer in its place.
 
-    python -m benchmarks.profile kw1x_mobilenetv2_100 --batch 1
-    python -m benchmarks.profile kw4x_resnet18 --batch 1 --prepare 2000000000
-    python -m benchmarks.profile kw1x_small_resnet --mode training --batch 128 --operators 20
+    python -m benchmarks.breakdown kw1x_mobilenetv2_100 --batch 1
+    python -m benchmarks.breakdown kw4x_resnet18 --batch 1 --prepare 2000000000
+    python -m benchmarks.breakdown kw1x_small_resnet --mode training --batch 128 --operators 20
 
 Layers are timed where they stand, by hooks, the two networks in turns. In training that is their forward pass;
 `--operators` shows what forward and backward are made of.
@@ -106,12 +106,12 @@ def operator_table(title: str, run: Callable[[], None], rounds: int, most: int) 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.breakdown", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("preset")
     parser.add_argument("--mode", choices=MODES, default="inference")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--prepare", type=int, help="memory limit of prepare_inference in bytes")
+    parser.add_argument("--prepare", type=int, help="memory limit of prepare_inference in bytes, for inference")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--layers", type=int, default=20, help="so many are shown (%(default)s)")
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
-    case = Case(chosen.preset, chosen.mode, chosen.batch, chosen.prepare)
+    case = Case(chosen.preset, chosen.mode, chosen.batch, chosen.prepare if chosen.mode == "inference" else None)
     models = {"static": static_network(case.preset), "ours": converted_network(case.preset)}
     runs = {way: runner(model, way, case.mode, case.batch, case.image) for way, model in models.items()}
     if case.prepared:
