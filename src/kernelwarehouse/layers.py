@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernelwarehouse.assemble import Geometry, evaluate
+from kernelwarehouse.assemble import Geometry, evaluate, evaluate_factored, mixes_through_hidden
 from kernelwarehouse.assemble.hidden import Prepared
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.build import build_attentions, build_warehouse, initialise, kaiming_normal
@@ -72,6 +72,8 @@ class WarehouseLayer(nn.Module):
             if out is not None:
                 return out
         cells = self.warehouse.cells
+        if mixes_through_hidden(x, self.geometry, self.attention):
+            return evaluate_factored(x, *self.attention.factored(pooled), cells, self.geometry)
         return evaluate(x, self.attention(pooled).to(cells.dtype), cells, self.geometry)
 
     def train(self, mode: bool = True) -> Self:
