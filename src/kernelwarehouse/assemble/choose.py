@@ -30,7 +30,7 @@ _LARGE_IMAGE = 1000
 # Mixing through the hidden vector: from how many samples on it is thought of, which part of a layer's multiply-adds (on
 # a GPU, of those of mixing) may be left for it to pay against compiled kernels and pure PyTorch, and how many must go.
 _MANY_SAMPLES = 24
-_LEFT_OF_COMPILED = 0.65
+_LEFT_OF_COMPILED = 0.55
 _LEFT_OF_PURE = 0.8
 _LEFT_OF_MIXING = 0.5
 _FEWEST_SAVED = 5e8
