@@ -1,7 +1,10 @@
 """What is measured: networks, ways to evaluate them, and the cases of the project's targets."""
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -31,6 +34,17 @@ class Case:
     def name(self) -> str:
         prepared = ", prepared" if self.prepared else ""
         return f"{self.preset} {self.mode} batch {self.batch}{prepared}"
+
+    def facts(self) -> dict[str, Any]:
+        """What a file of results says of the case."""
+        return {
+            "name": self.name,
+            "preset": self.preset,
+            "mode": self.mode,
+            "batch": self.batch,
+            "published": self.published,
+            "most": self.most,
+        }
 
     @property
     def image(self) -> int:
@@ -104,3 +118,30 @@ def runner(model: nn.Module, way: str, mode: str, batch: int, image: int) -> Cal
             step(model, mode, x, target)
 
     return run
+
+
+def add_arguments(parser: argparse.ArgumentParser, modes: Sequence[str], batches: Sequence[int]) -> None:
+    """What `chosen_cases` and `chosen_ways` read, and where to write."""
+    parser.add_argument("--preset", nargs="+", help="networks to measure instead of the target cases")
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(modes))
+    parser.add_argument("--batch", nargs="+", type=int, default=list(batches))
+    parser.add_argument("--prepare", type=int, help="memory limit of prepare_inference in bytes, for inference")
+    parser.add_argument("--only", help="target cases whose name contains this")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="static and ours always are")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="JSON file; by default in benchmarks/results for all target cases")
+
+
+def chosen_cases(chosen: argparse.Namespace, targets: Sequence[Case]) -> list[Case]:
+    if not chosen.preset:
+        return [case for case in targets if not chosen.only or chosen.only in case.name]
+    return [
+        Case(preset, mode, batch, chosen.prepare if mode == "inference" else None)
+        for preset in chosen.preset
+        for mode in chosen.mode
+        for batch in chosen.batch
+    ]
+
+
+def chosen_ways(chosen: argparse.Namespace) -> list[str]:
+    return [way for way in WAYS if way in chosen.ways or way in ("static", "ours")]

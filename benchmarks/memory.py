@@ -13,11 +13,20 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 import kernelwarehouse as kw
 from benchmarks import results
-from benchmarks.cases import MEMORY, MODES, WAYS, Case, converted_network, runner, static_network
+from benchmarks.cases import (
+    MEMORY,
+    WAYS,
+    Case,
+    add_arguments,
+    chosen_cases,
+    chosen_ways,
+    converted_network,
+    runner,
+    static_network,
+)
 from kernelwarehouse.assemble.build import load_native
 
 
@@ -57,66 +66,31 @@ def in_child(case: Case, way: str, threads: int, steps: int) -> int:
 def measure(case: Case, ways: Sequence[str], threads: int, steps: int) -> dict[str, Any]:
     peaks = {way: in_child(case, way, threads, steps) for way in ways}
     return {
-        "name": case.name,
-        "preset": case.preset,
-        "mode": case.mode,
-        "batch": case.batch,
+        **case.facts(),
         "megabytes": {way: round(peak / 1e6, 1) for way, peak in peaks.items()},
         "ratio": {way: round(peaks[way] / peaks["static"], 3) for way in ways if way != "static"},
-        "published": case.published,
-        "most": case.most,
     }
-
-
-def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    shown = Table(title=title, title_justify="left")
-    for column in ("case", "static MB", "plain", "ours", "published code", "target"):
-        shown.add_column(column, justify="left" if column == "case" else "right")
-    for row in rows:
-        ratio = row["ratio"]
-        shown.add_row(
-            row["name"],
-            f"{row['megabytes']['static']:.0f}",
-            f"{ratio['plain']:.2f}" if "plain" in ratio else "",
-            f"{ratio['ours']:.2f}",
-            f"{row['published']:.2f}" if row["published"] else "",
-            results.verdict(ratio["ours"], row["most"]),
-        )
-    return shown
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
-    parser.add_argument("--preset", nargs="+", help="networks to measure instead of the target cases")
-    parser.add_argument("--mode", nargs="+", choices=MODES, default=["training"])
-    parser.add_argument("--batch", nargs="+", type=int, default=[16])
-    parser.add_argument("--prepare", type=int, help="memory limit of prepare_inference in bytes, for inference")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--threads", type=int, default=1)
+    add_arguments(parser, ["training"], [16])
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="JSON file; by default results/memory.json for all cases")
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
-    cases = list(MEMORY)
-    if chosen.preset:
-        cases = [
-            Case(preset, mode, batch, chosen.prepare if mode == "inference" else None)
-            for preset in chosen.preset
-            for mode in chosen.mode
-            for batch in chosen.batch
-        ]
+    cases = chosen_cases(chosen, MEMORY)
     if chosen.child:
         print(json.dumps({"bytes": peak_in_this_process(cases[0], chosen.child, chosen.steps)}))
         return
-    ways = [way for way in WAYS if way in chosen.ways or way in ("static", "ours")]
     console, rows = Console(), []
     facts = results.machine(chosen.threads)
     for case in cases:
-        rows.append(measure(case, ways, chosen.threads, chosen.steps))
+        rows.append(measure(case, chosen_ways(chosen), chosen.threads, chosen.steps))
         console.print(f"{case.name}: {rows[-1]['megabytes']} MB, ratios {rows[-1]['ratio']}")
-    console.print(table(rows, "peak memory relative to the static network"))
-    out = chosen.out or (None if chosen.preset else results.FOLDER / "memory.json")
+    console.print(results.ratio_table(rows, "megabytes", "peak memory relative to the static network"))
+    whole = not chosen.preset and not chosen.only
+    out = chosen.out or (results.FOLDER / "memory.json" if whole else None)
     if out:
         results.write(out, {"machine": facts, "rows": rows})
 

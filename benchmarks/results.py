@@ -5,11 +5,13 @@ import os
 import platform
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.table import Table
 
 from kernelwarehouse.assemble.build import load_native
 
@@ -46,7 +48,20 @@ def write(path: Path, data: dict[str, Any]) -> None:
     os.replace(file.name, path)
 
 
-def verdict(ratio: float, most: float | None) -> str:
-    if most is None:
-        return ""
-    return f"{most:.2f} [green]met[/]" if ratio <= most else f"{most:.2f} [red]missed[/]"
+def ratio_table(rows: Sequence[dict[str, Any]], unit: str, title: str) -> Table:
+    """Static in the unit, plain and ours relative to it, and whether the target is met."""
+    table = Table(title=title, title_justify="left")
+    for column in ("case", f"static ({unit})", "plain", "ours", "published code", "target"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for row in rows:
+        ratio, most = row["ratio"], row["most"]
+        verdict = "" if most is None else "[green]met[/]" if ratio["ours"] <= most else "[red]missed[/]"
+        table.add_row(
+            row["name"],
+            f"{row[unit]['static']:.0f}",
+            f"{ratio['plain']:.2f}" if "plain" in ratio else "",
+            f"{ratio['ours']:.2f}",
+            f"{row['published']:.2f}" if row["published"] else "",
+            f"{most:.2f} {verdict}" if most else "",
+        )
+    return table

@@ -8,16 +8,24 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 import kernelwarehouse as kw
 from benchmarks import results
-from benchmarks.cases import MODES, SPEED, WAYS, Case, converted_network, runner, static_network
+from benchmarks.cases import (
+    MODES,
+    SPEED,
+    Case,
+    add_arguments,
+    chosen_cases,
+    chosen_ways,
+    converted_network,
+    runner,
+    static_network,
+)
 
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
@@ -52,72 +60,35 @@ def measure(case: Case, ways: Sequence[str], seconds: float, fewest: int, clock:
     times = interleave(runs, seconds, fewest, clock)
     medians = {way: statistics.median(taken) for way, taken in times.items()}
     return {
-        "name": case.name,
-        "preset": case.preset,
-        "mode": case.mode,
-        "batch": case.batch,
+        **case.facts(),
         "prepared": str(prepared) if prepared else None,
         "rounds": len(times["static"]),
         "milliseconds": {way: round(1e3 * median, 2) for way, median in medians.items()},
         "fastest": {way: round(1e3 * min(taken), 2) for way, taken in times.items()},
         "ratio": {way: round(medians[way] / medians["static"], 3) for way in ways if way != "static"},
-        "published": case.published,
-        "most": case.most,
     }
-
-
-def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    shown = Table(title=title, title_justify="left")
-    for column in ("case", "static ms", "plain", "ours", "published code", "target"):
-        shown.add_column(column, justify="left" if column == "case" else "right")
-    for row in rows:
-        ratio = row["ratio"]
-        shown.add_row(
-            row["name"],
-            f"{row['milliseconds']['static']:.1f}",
-            f"{ratio['plain']:.2f}" if "plain" in ratio else "",
-            f"{ratio['ours']:.2f}",
-            f"{row['published']:.1f}" if row["published"] else "",
-            results.verdict(ratio["ours"], row["most"]),
-        )
-    return shown
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
-    parser.add_argument("--preset", nargs="+", help="networks to measure instead of the target cases")
-    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 16])
-    parser.add_argument("--prepare", type=int, help="memory limit of prepare_inference in bytes, for inference")
-    parser.add_argument("--only", help="target cases whose name contains this")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--threads", type=int, default=1)
+    add_arguments(parser, MODES, [1, 16])
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="processor: where others use the machine")
     parser.add_argument("--seconds", type=float, default=20, help="time for a case, at least")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of a case, at least")
-    parser.add_argument("--out", type=Path, help="JSON file; by default results/speed-<threads>.json for all cases")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
-    cases = [case for case in SPEED if not chosen.only or chosen.only in case.name]
-    if chosen.preset:
-        cases = [
-            Case(preset, mode, batch, chosen.prepare if mode == "inference" else None)
-            for preset in chosen.preset
-            for mode in chosen.mode
-            for batch in chosen.batch
-        ]
-    ways = [way for way in WAYS if way in chosen.ways or way in ("static", "ours")]
     whole = not chosen.preset and not chosen.only
     out = chosen.out or (results.FOLDER / f"speed-{chosen.threads}.json" if whole else None)
     console, rows = Console(), []
     facts = {**results.machine(chosen.threads), "clock": chosen.clock}
-    for case in cases:
-        rows.append(measure(case, ways, chosen.seconds, chosen.rounds, chosen.clock))
+    for case in chosen_cases(chosen, SPEED):
+        rows.append(measure(case, chosen_ways(chosen), chosen.seconds, chosen.rounds, chosen.clock))
         console.print(f"{case.name}: {rows[-1]['milliseconds']} ms, ratios {rows[-1]['ratio']}")
         if out:  # after every case: a long run that is broken off has measured something
             results.write(out, {"machine": facts, "rows": rows})
         gc.collect()
-    console.print(table(rows, f"time relative to the static network, {chosen.threads} thread(s)"))
+    title = f"time relative to the static network, {chosen.threads} thread(s)"
+    console.print(results.ratio_table(rows, "milliseconds", title))
 
 
 if __name__ == "__main__":

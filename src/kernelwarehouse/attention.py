@@ -143,14 +143,14 @@ class Attention(HasTemperature):
     def set_temperature(self, tau: float) -> None:
         super().set_temperature(tau if self.beta is not None else 0.0)
 
-    def forward(self, pooled: Tensor) -> Tensor:
-        """`[batch, in_channels]` -> `[batch, mixtures, cells]`."""
-        fused = fused_attention(self, pooled, NORMALISER_EPS)
-        return self.weights(self.logits(self.hidden(pooled))) if fused is None else fused
+    def forward(self, x: Tensor) -> Tensor:
+        """`[batch, in_channels, *space]`, or means `[batch, in_channels]`, -> `[batch, mixtures, cells]`."""
+        fused = fused_attention(self, x, NORMALISER_EPS)
+        return self.weights(self.logits(self.hidden(x))) if fused is None else fused
 
-    def hidden(self, pooled: Tensor) -> Tensor:
-        """The hidden vector, `[batch, hidden]`."""
-        features = self.fc1(pooled)
+    def hidden(self, x: Tensor) -> Tensor:
+        """The hidden vector, `[batch, hidden]`, for an input as above."""
+        features = self.fc1(_mean_over_positions(x))
         norm = self.norm
         if type(norm) is nn.BatchNorm1d and norm.training and features.shape[0] < 2:
             features = F.batch_norm(
@@ -195,12 +195,12 @@ class Attention(HasTemperature):
         tau = self.tau(learned.dtype)
         return tau * self.beta + (1 - tau) * learned
 
-    def factored(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """The attentions as products: coefficients `[batch, mixtures, r]` and factors `[mixtures, r, cells]`.
+    def factored(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What `forward` gives, as products: coefficients `[batch, mixtures, r]` and factors `[mixtures, r, cells]`.
 
         Only for the function "caf" over all cells: before normalisation, it is affine in the hidden vector.
         """
-        hidden = self.hidden(pooled)
+        hidden = self.hidden(x)
         logits = self.logits(hidden)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         units = F.pad(hidden.to(logits.dtype), (0, 1), value=1.0)
@@ -232,3 +232,13 @@ class Attention(HasTemperature):
 
     def extra_repr(self) -> str:
         return f"mixtures={self.shape.mixtures}, cells={self.shape.cells}, function={self.shape.function!r}"
+
+
+def _mean_over_positions(x: Tensor) -> Tensor:
+    """`[batch, channels, *space]` -> `[batch, channels]`."""
+    if x.dim() == 2:
+        return x
+    x = x.flatten(2)
+    if x.dtype not in (torch.float32, torch.float64):
+        return x.mean(2)  # a sum could overflow
+    return x.sum(2) / x.shape[2]  # in backward a mean divides every number of a large tensor, this only the sums

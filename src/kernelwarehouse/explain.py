@@ -32,6 +32,13 @@ def explain(model: nn.Module, example: Tensor) -> tuple[LayerCost, ...]:
 
     The model runs once, without gradients and in eval mode; its modes and statistics are left as they were.
     """
+    costs = layer_costs(model, example)
+    console().print(_table(costs))
+    return costs
+
+
+def layer_costs(model: nn.Module, example: Tensor) -> tuple[LayerCost, ...]:
+    """What `explain` prints."""
     layers = {layer: name for name, layer in model.named_modules() if isinstance(layer, WarehouseLayer)}
     if not layers:
         raise KernelWarehouseError(f"{type(model).__name__} has no layer with a warehouse; there is nothing to explain")
@@ -45,7 +52,6 @@ def explain(model: nn.Module, example: Tensor) -> tuple[LayerCost, ...]:
         for layer in layers:
             undo.callback(layer.register_forward_hook(record).remove)
         model(example)
-    console().print(_table(found))
     return tuple(found)
 
 
@@ -79,7 +85,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _table(costs: list[LayerCost]) -> Table:
+def _table(costs: tuple[LayerCost, ...]) -> Table:
     table = Table("layer", "strategy", "why", title="how layers are evaluated", title_justify="left")
     table.add_column("mixing (MMAC)", justify="right")
     table.add_column("product (MMAC)", justify="right")

@@ -65,16 +65,18 @@ class WarehouseLayer(nn.Module):
         out = geometry.out_channels
         self.bias = nn.Parameter(torch.zeros(out, device=cells.device, dtype=cells.dtype)) if bias else None
 
-    def _evaluate(self, x: Tensor, pooled: Tensor) -> Tensor:
-        """`x` as `Geometry` wants it; `pooled` is the layer's input, averaged over positions."""
+    def _evaluate(self, x: Tensor, seen: Tensor) -> Tensor:
+        """`x` as `Geometry` wants it; `seen` is what the attention looks at."""
         if self.prepared is not None:
-            out = self.prepared.evaluate(x, pooled, self.attention, self.geometry)
+            out = self.prepared.evaluate(x, seen, self.attention, self.geometry)
             if out is not None:
                 return out
-        cells = self.warehouse.cells
         if mixes_through_hidden(x, self.geometry, self.attention):
-            return evaluate_factored(x, *self.attention.factored(pooled), cells, self.geometry)
-        return evaluate(x, self.attention(pooled).to(cells.dtype), cells, self.geometry)
+            return evaluate_factored(x, *self.attention.factored(seen), self.warehouse.cells, self.geometry)
+        cells, attention = self.warehouse.cells, self.attention(seen)
+        if attention.dtype != cells.dtype:
+            attention = attention.to(cells.dtype)
+        return evaluate(x, attention, cells, self.geometry)
 
     def train(self, mode: bool = True) -> Self:
         if mode:
@@ -139,24 +141,27 @@ class _Conv(WarehouseLayer):
         self.padding, self.padding_mode = template.padding, padding_mode
         self.transposed, self.output_padding = False, template.output_padding
         self._pad_around = around
+        reach = (d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))
+        self._least = tuple(most - 2 * pad for most, pad in zip(reach, symmetric, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() not in (self.axes + 1, self.axes + 2) or x.shape[-self.axes - 1] != self.in_channels:
+        shape = x.shape
+        if len(shape) not in (self.axes + 1, self.axes + 2) or shape[-self.axes - 1] != self.in_channels:
             raise KernelWarehouseError(
                 f"input of shape {tuple(x.shape)} given to a layer of {self.in_channels} input channels and "
                 f"{self.axes} spatial axes; [batch, channels, *space] or [channels, *space] is wanted"
             )
-        if x.dim() == self.axes + 1:
+        if len(shape) == self.axes + 1:
             return self.forward(x[None])[0]
-        pooled = _mean_over_positions(x.flatten(2))
+        seen = x
         if self._pad_around is not None:
             x = F.pad(x, self._pad_around, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
-        reach = (d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))
-        if any(
-            size + 2 * pad < most for size, pad, most in zip(x.shape[2:], self.geometry.padding, reach, strict=True)
-        ):
-            raise KernelWarehouseError(f"input of shape {tuple(x.shape)} is smaller than the kernel {self.kernel_size}")
-        out = self._evaluate(x, pooled)
+        for size, least in zip(x.shape[2:], self._least, strict=True):
+            if size < least:
+                raise KernelWarehouseError(
+                    f"input of shape {tuple(x.shape)} is smaller than the kernel {self.kernel_size}"
+                )
+        out = self._evaluate(x, seen)
         return out if self.bias is None else out + self.bias.to(out.dtype).view(-1, *[1] * self.axes)
 
     def extra_repr(self) -> str:
@@ -172,13 +177,6 @@ class _Conv(WarehouseLayer):
         if self.padding_mode != "zeros":
             text += f", padding_mode={self.padding_mode}"
         return f"{text}, {self._mixing_repr()}"
-
-
-def _mean_over_positions(x: Tensor) -> Tensor:
-    """`[batch, channels, positions]` -> `[batch, channels]`."""
-    if x.dtype not in (torch.float32, torch.float64):
-        return x.mean(2)  # a sum could overflow
-    return x.sum(2) / x.shape[2]  # in backward a mean divides every number of a large tensor, this only the sums
 
 
 class Conv1d(_Conv):

@@ -36,6 +36,20 @@ def test_same_weights(tau: float, batch: int) -> None:
         torch.testing.assert_close(fused, attention(pooled), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("space", [(1,), (7, 7), (56, 57), (3, 5, 4)])
+@torch.no_grad()
+def test_means_over_positions(space: tuple[int, ...]) -> None:
+    attention, x = _attention(0.0), torch.randn(2, 12, *space) + 100  # an offset that careless sums would lose
+    exact = _attention(0.0).double()
+    with force("plain"):
+        wanted = exact(x.double())
+    last = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    for given in (x, last, torch.stack([x, x], -1)[..., 0]):
+        fused = fused_attention(attention, given, NORMALISER_EPS)
+        assert fused is not None
+        torch.testing.assert_close(fused, wanted.float(), rtol=1e-4, atol=1e-6)
+
+
 @torch.no_grad()
 def test_zero_logits_give_no_nan() -> None:
     attention = _attention(0.0)

@@ -5,6 +5,9 @@ import torch
 from hypothesis import given, settings
 from layer_cases import Case, assert_same, cases, depthwise_cases, pointwise_cases
 
+from kernelwarehouse.assemble import Geometry
+from kernelwarehouse.partition import Partition
+
 PURE = ["grouped", "matmul"]
 
 
@@ -26,6 +29,14 @@ def test_float32(way: str, case: Case) -> None:
 @given(case=cases(native=True))
 def test_native(case: Case) -> None:
     assert_same("native", case, torch.float32, 1e-5)
+
+
+@pytest.mark.parametrize("kernel", [(256, 512, 1, 1), (256, 256, 3, 1)])
+@pytest.mark.parametrize("batch", [1, 4, 9, 33])
+def test_native_with_cells_that_no_cache_holds(kernel: tuple[int, ...], batch: int) -> None:
+    """Few mixtures are streamed from memory, more are packed in pieces; hypothesis draws small layers only."""
+    geometry = Geometry(Partition(kernel, (256, 256, 1, 1)), (1, 1), (kernel[2] // 2, 0), (1, 1))
+    assert_same("native", Case(geometry, batch, 49, (3, 2), seed=0), torch.float32, 1e-5)
 
 
 @settings(max_examples=40, deadline=None)

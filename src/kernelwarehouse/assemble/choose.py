@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernelwarehouse.assemble import depthwise, native, pointwise
 from kernelwarehouse.assemble.geometry import Geometry
@@ -26,6 +26,7 @@ _FEW_POSITIONS = 400
 _WIDE_CELL = 16
 _SMALL_BATCH = 4
 _LARGE_IMAGE = 1000
+_LARGE_CELL = 128 * 128  # mixing dominates, and there the compiled kernels are ahead
 
 # Mixing through the hidden vector: from how many samples on it is thought of, which part of a layer's multiply-adds (on
 # a GPU, of those of mixing) may be left for it to pay against compiled kernels and pure PyTorch, and how many must go.
@@ -111,6 +112,8 @@ def _hidden_obstacle(attention: "Attention | None") -> str | None:
         return f"its attention function is {shape.function!r}; 'caf' is wanted"
     if shape.own_cells_only:
         return "its mixtures see their own cells only"
+    if not isinstance(attention.fc2, nn.Linear):
+        return f"the last layer of its attention is a {type(attention.fc2).__name__}, not a linear one"
     for name, part in (("attention", attention), ("attention.fc2", attention.fc2)):
         if part._forward_hooks or part._forward_pre_hooks:
             return f"a hook wants to see what its {name} computes"
@@ -146,8 +149,6 @@ def _rule(x: Tensor, geometry: Geometry) -> Choice:
         return Choice("plain", "nothing to compute")
     if geometry.groups > 1 and geometry.partition.kernel_shape[1] == 1:
         hindrance = depthwise.obstacle(x, geometry)
-        if hindrance is None and x.shape[0] < _SMALL_BATCH and max(geometry.stride) > 1:
-            hindrance = "few samples do not pay for thinning out the output"
         if hindrance is None:
             return Choice("depthwise", "compiled: channel by channel, in cache")
         return Choice("plain", f"depth-wise: the kernels are small enough to keep; not compiled, as {hindrance}")
@@ -171,6 +172,7 @@ def _choose_pointwise(batch: int, positions: int, geometry: Geometry, obstacle: 
         return Choice("pointwise", f"one kernel position; not native, as {obstacle}")
     if geometry.partition.cell_shape[0] < _WIDE_CELL:
         return Choice("pointwise", f"one kernel position, cells narrower than {_WIDE_CELL} output channels")
-    if positions > _LARGE_IMAGE or (positions > native.MANY_POSITIONS and batch >= _SMALL_BATCH):
+    few = native.MANY_POSITIONS if math.prod(geometry.partition.cell_shape) < _LARGE_CELL else _FEW_POSITIONS
+    if positions > _LARGE_IMAGE or (positions > few and batch >= _SMALL_BATCH):
         return Choice("pointwise", f"one kernel position, {positions} output positions: large products")
     return Choice("native", "compiled: mixes and multiplies in cache")

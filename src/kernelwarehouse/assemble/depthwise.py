@@ -1,7 +1,6 @@
 """The compiled kernels for depth-wise 3x3 convolutions, on the CPU, in float32.
 
 Mixing costs next to nothing here; a convolution library, though, spends most of its time on copies and on starting up.
-Larger strides are evaluated at stride 1, a few samples at a time, and thinned out: still faster.
 """
 
 import math
@@ -26,7 +25,7 @@ def _obstacle(geometry: Geometry) -> str | None:
     if cell[0] % LANES or math.prod(cell[2:]) != 1:
         return f"its cells {cell} are no multiple of {LANES} channels at one position"
     if max(geometry.stride) > 2:
-        return f"its stride is {geometry.stride}, of which too little would be left"
+        return f"its stride is {geometry.stride}, which would spread the gradient of the input too thin"
     if any(pad > 2 * dilation for pad, dilation in zip(geometry.padding, geometry.dilation, strict=True)):
         return f"its padding {geometry.padding} is wider than the kernel reaches"
     return None
@@ -52,67 +51,51 @@ _BLOCK = 2 << 20
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias."""
-    pairs, flat_cells, x = attention_pairs(attention, geometry), cells.flatten(2).contiguous(), x.contiguous()
-    dense = replace(geometry, stride=(1, 1))
-    size = dense.output_size(tuple(x.shape[2:]))
-    if geometry == dense:
-        return _convolve(x, pairs, flat_cells, size, geometry.padding, geometry.dilation)
-    out = x.new_empty(x.shape[0], geometry.out_channels, *geometry.output_size(tuple(x.shape[2:])))
-    for chunk in _chunks(x.shape[0], geometry.out_channels * math.prod(size)):
-        full = _convolve(x[chunk], pairs[chunk], flat_cells, size, geometry.padding, geometry.dilation)
-        out[chunk] = _thin(full, geometry)
-    return out
+    pairs = attention_pairs(attention, geometry).contiguous()
+    size = geometry.output_size(tuple(x.shape[2:]))
+    return torch.ops.kernelwarehouse.forward_depthwise(
+        x.contiguous(), pairs, cells.contiguous(), size, geometry.padding, geometry.dilation, geometry.stride
+    )
 
 
 def backward(
     grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells."""
-    pairs, flat_cells, x = attention_pairs(attention, geometry), cells.flatten(2).contiguous(), x.contiguous()
-    grad_input = torch.empty_like(x) if wants_input else None
-    grad_pairs, grad_cells = torch.empty_like(pairs), torch.zeros_like(cells).flatten(1)
-    dense = replace(geometry, stride=(1, 1))
-    size = dense.output_size(tuple(x.shape[2:]))
-    for chunk in _chunks(x.shape[0], geometry.out_channels * math.prod(size)):
-        full = grad[chunk].contiguous()
-        if geometry != dense:
-            full = grad.new_zeros(len(full), geometry.out_channels, *size)
-            _thin(full, geometry).copy_(grad[chunk])
-        grad_kernels = torch.ops.kernelwarehouse.depthwise_kernel_gradient(
-            full, x[chunk], flat_cells.shape[1], geometry.padding, geometry.dilation
-        )
-        grad_pairs[chunk] = torch.matmul(grad_kernels, flat_cells.flatten(1).t())
-        grad_cells.addmm_(pairs[chunk].flatten(0, 2).t(), grad_kernels.flatten(0, 2))
-        if grad_input is not None:
-            grad_input[chunk] = _input_gradient(full, pairs[chunk], flat_cells, geometry, tuple(x.shape[2:]))
+    pairs, flat_cells = attention_pairs(attention, geometry).contiguous(), cells.flatten(2).contiguous()
+    x, grad = x.contiguous(), grad.contiguous()
+    grad_kernels = torch.ops.kernelwarehouse.depthwise_kernel_gradient(
+        grad, x, flat_cells.shape[1], geometry.padding, geometry.dilation, geometry.stride
+    )
+    grad_pairs = torch.matmul(grad_kernels, flat_cells.flatten(1).t())
+    grad_cells = torch.mm(pairs.flatten(0, 2).t(), grad_kernels.flatten(0, 2))
+    grad_input = _input_gradient(grad, pairs, flat_cells, geometry, tuple(x.shape[2:])) if wants_input else None
     return grad_input, grad_pairs.transpose(1, 2).reshape(attention.shape), grad_cells.view(cells.shape)
 
 
-def _convolve(
-    x: Tensor,
-    pairs: Tensor,
-    cells: Tensor,
-    size: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-) -> Tensor:
-    return torch.ops.kernelwarehouse.forward_depthwise(x, pairs, cells, size, padding, dilation)
+def _input_gradient(grad: Tensor, pairs: Tensor, cells: Tensor, geometry: Geometry, space: tuple[int, ...]) -> Tensor:
+    """The same convolution with its kernels turned around; channels that share an input are summed up.
 
-
-def _thin(full: Tensor, geometry: Geometry) -> Tensor:
-    down, across = geometry.stride
-    return full[:, :, ::down, ::across]
+    Gradients of a larger stride are spread out first, a few samples at a time.
+    """
+    dense = replace(geometry, stride=(1, 1))
+    around = tuple(2 * dilation - pad for dilation, pad in zip(geometry.dilation, geometry.padding, strict=True))
+    size, turned, (down, across) = dense.output_size(space), pairs.flip(2), geometry.stride
+    shared = geometry.out_channels // geometry.in_channels
+    grad_input = grad.new_empty(len(grad), geometry.in_channels, *space)
+    for chunk in _chunks(len(grad), geometry.out_channels * math.prod(size)):
+        spread = grad[chunk]
+        if geometry != dense:
+            spread = grad.new_zeros(len(spread), geometry.out_channels, *size)
+            spread[:, :, ::down, ::across] = grad[chunk]
+        flowing = torch.ops.kernelwarehouse.forward_depthwise(
+            spread, turned[chunk], cells, space, around, geometry.dilation, dense.stride
+        )
+        grad_input[chunk] = flowing if shared == 1 else flowing.unflatten(1, (-1, shared)).sum(2)
+    return grad_input
 
 
 def _chunks(batch: int, sample: int) -> Iterator[slice]:
     step = max(1, _BLOCK // sample)
     for start in range(0, batch, step):
         yield slice(start, min(start + step, batch))
-
-
-def _input_gradient(grad: Tensor, pairs: Tensor, cells: Tensor, geometry: Geometry, space: tuple[int, ...]) -> Tensor:
-    """The same convolution with its kernels turned around; channels that share an input are summed up."""
-    around = tuple(2 * dilation - pad for dilation, pad in zip(geometry.dilation, geometry.padding, strict=True))
-    flowing = _convolve(grad, pairs.flip(2), cells, space, around, geometry.dilation)
-    shared = geometry.out_channels // geometry.in_channels
-    return flowing if shared == 1 else flowing.unflatten(1, (-1, shared)).sum(2)

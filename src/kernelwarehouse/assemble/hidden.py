@@ -79,11 +79,11 @@ class Prepared:
             return False
         return saved_seconds(x.shape[0], attention, geometry) > 0 and self.fresh()
 
-    def evaluate(self, x: Tensor, pooled: Tensor, attention: Attention, geometry: Geometry) -> Tensor | None:
+    def evaluate(self, x: Tensor, seen: Tensor, attention: Attention, geometry: Geometry) -> Tensor | None:
         """The output of a layer without its bias; `None` where another way is better, or asked for, or the only one."""
         if torch.is_grad_enabled() or not self.pays(x, attention, geometry):
             return None
-        hidden, scale = _coefficients(attention, pooled)
+        hidden, scale = _coefficients(attention, seen)
         scale = scale * (1 - self.tau)
         fused = native.obstacle(x, geometry) is None
         out = (native.forward_basis if fused else _forward)(x, hidden, scale, self.basis, geometry)
@@ -94,12 +94,12 @@ def _versions(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int], ...]:
     return tuple((tensor._version, tensor.data_ptr()) for tensor in tensors)
 
 
-def _coefficients(attention: Attention, pooled: Tensor) -> tuple[Tensor, Tensor]:
+def _coefficients(attention: Attention, seen: Tensor) -> tuple[Tensor, Tensor]:
     """`[batch, h + 1]`, ending in 1, and what every mixture is scaled by, `[batch, m]`."""
-    fused = fused_coefficients(attention, pooled, NORMALISER_EPS)
+    fused = fused_coefficients(attention, seen, NORMALISER_EPS)
     if fused is not None:
         return fused
-    hidden = attention.hidden(pooled)
+    hidden = attention.hidden(seen)
     scale = 1 / attention.normaliser(attention.logits(hidden)).squeeze(-1)
     return torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1), scale
 
@@ -116,16 +116,20 @@ def _forward(x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, geometry: 
     return torch.cat(pieces)
 
 
-# What decides where a basis pays: speed of products and of memory, in numbers a second (one core with AVX2).
+# What decides where a basis pays: numbers a second, of one core with AVX2, that go through products (for many mixtures,
+# and for as few as one sample has) and that come from memory.
 _PRODUCTS = 36e9
-_READS = 4e9
+_FEW_PRODUCTS = 25e9
+_FEW_MIXTURES = 64
+_READS = 5e9
 
 
 def saved_seconds(batch: int, attention: Attention, geometry: Geometry) -> float:
     """Estimate of the time that mixing through the hidden vector saves for one batch."""
     partition = geometry.partition
     kernel, cells, units = partition.mixtures * partition.cell_size, attention.shape.cells, attention.shape.hidden + 1
-    plain = max(batch * cells * kernel / _PRODUCTS, cells * partition.cell_size / _READS)
+    speed = _PRODUCTS if batch * partition.mixtures > _FEW_MIXTURES else _FEW_PRODUCTS
+    plain = max(batch * cells * kernel / speed, cells * partition.cell_size / _READS)
     # A ReLU leaves about half of the units at 0; those are skipped where no sample of the batch has them.
     read = 1 - 0.5 ** min(batch, 16)
     hidden = max(batch * units * kernel / _PRODUCTS, read * units * kernel / _READS)

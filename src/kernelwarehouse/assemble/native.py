@@ -83,36 +83,36 @@ def attention_pairs(attention: Tensor, geometry: Geometry) -> Tensor:
     """`[batch, m, n]` -> `[batch, out groups, positions * in groups, n]`."""
     partition = geometry.partition
     if partition.out_groups == 1 or partition.positions == 1:  # already in order
-        return attention.reshape(attention.shape[0], partition.out_groups, -1, attention.shape[2]).contiguous()
+        return attention.reshape(attention.shape[0], partition.out_groups, -1, attention.shape[2])
     grid = attention.unflatten(1, (partition.positions, partition.out_groups, partition.in_groups))
-    return grid.transpose(1, 2).flatten(2, 3).contiguous()
+    return grid.transpose(1, 2).flatten(2, 3)
 
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias, channels last where the input is."""
-    return _product(x, "", (attention_pairs(attention, geometry), cells.flatten(2).contiguous()), geometry)
+    return _product(x, "", (attention_pairs(attention, geometry).contiguous(), cells.contiguous()), geometry)
 
 
 def forward_basis(x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, geometry: Geometry) -> Tensor:
     """The same, mixed from bases (see `hidden.py`): `hidden` is `[batch, h + 1]`, `scale` is `[batch, m]`."""
-    pairs = attention_pairs(scale.unsqueeze(2), geometry)
-    return _product(x, "_basis", (hidden, pairs, basis.flatten(4)), geometry)
+    pairs = attention_pairs(scale.unsqueeze(2), geometry).contiguous()
+    return _product(x, "_basis", (hidden, pairs, basis), geometry)
 
 
 def _product(x: Tensor, source: str, mixing: tuple[Tensor, ...], geometry: Geometry) -> Tensor:
     ops = torch.ops.kernelwarehouse
-    out_size = geometry.output_size(tuple(x.shape[2:]))
     last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
     if pointwise.obstacle(geometry) is None and not last:
-        if max(geometry.stride) > 1:
-            x = x[(slice(None), slice(None), *(slice(None, None, stride) for stride in geometry.stride))]
-        out = getattr(ops, f"forward_pointwise{source}")(x.contiguous().flatten(2), *mixing)
-        return out.unflatten(2, out_size)
-    rows = _rows(geometry, tuple(x.shape[2:]))
-    flat = x.movedim(1, -1).flatten(1, -2) if last else x.contiguous().flatten(2)
+        product = ops.forward_pointwise_basis if source else ops.forward_pointwise
+        return product(pointwise.visited(x, geometry).contiguous(), *mixing)
+    space = tuple(x.shape[2:])
+    rows, out_size = _rows(geometry, space), geometry.output_size(space)
     tables = rows.targets, rows.padded, rows.places, rows.shifts
-    out = getattr(ops, f"forward_taps{source}")(flat, *mixing, *tables, last)
-    return out.unflatten(1, out_size).movedim(-1, 1) if last else out.unflatten(2, out_size)
+    product = ops.forward_taps_basis if source else ops.forward_taps
+    if last:
+        out = product(x.movedim(1, -1).flatten(1, -2), *mixing, *tables, True)
+        return out.unflatten(1, out_size).movedim(-1, 1)
+    return product(x.contiguous(), *mixing, *tables, False).view(len(x), geometry.out_channels, *out_size)
 
 
 def backward(
@@ -121,7 +121,7 @@ def backward(
     """Gradients of input, attentions and cells; kernels are mixed again, block by block."""
     if pointwise.obstacle(geometry) is None and math.prod(grad.shape[2:]) > MANY_POSITIONS:
         return pointwise.backward(grad, x, attention, cells, geometry, wants_input)
-    rows, pairs = _rows(geometry, tuple(x.shape[2:])), attention_pairs(attention, geometry)
+    rows, pairs = _rows(geometry, tuple(x.shape[2:])), attention_pairs(attention, geometry).contiguous()
     grad_x, grad_pairs, grad_cells = torch.ops.kernelwarehouse.backward_taps(
         grad.contiguous().flatten(2),
         x.contiguous().flatten(2),

@@ -32,7 +32,7 @@ def require(x: Tensor, geometry: Geometry) -> None:
         raise StrategyError(f"the layer with kernel {geometry.partition.kernel_shape} cannot be pointwise: {problem}")
 
 
-def _seen(x: Tensor, geometry: Geometry) -> Tensor:
+def visited(x: Tensor, geometry: Geometry) -> Tensor:
     """The places that the kernel visits."""
     if max(geometry.stride) == 1:
         return x
@@ -41,12 +41,16 @@ def _seen(x: Tensor, geometry: Geometry) -> Tensor:
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias."""
-    columns = _seen(x, geometry).flatten(2)
-    out = x.new_empty(x.shape[0], geometry.out_channels, columns.shape[2])
-    for chunk in chunks(x.shape[0], geometry.partition, _BLOCK):
-        kernels = assemble_kernels(attention[chunk], cells, geometry.partition).flatten(2)
-        torch.bmm(kernels, columns[chunk], out=out[chunk])
-    return out.unflatten(2, geometry.output_size(tuple(x.shape[2:])))
+    columns = visited(x, geometry).flatten(2)
+    slices = list(chunks(x.shape[0], geometry.partition, _BLOCK))
+    if len(slices) == 1:  # without the views, which cost as much as a small product
+        out = torch.bmm(assemble_kernels(attention, cells, geometry.partition).flatten(2), columns)
+    else:
+        out = x.new_empty(x.shape[0], geometry.out_channels, columns.shape[2])
+        for chunk in slices:
+            kernels = assemble_kernels(attention[chunk], cells, geometry.partition).flatten(2)
+            torch.bmm(kernels, columns[chunk], out=out[chunk])
+    return out.view(x.shape[0], geometry.out_channels, *geometry.output_size(tuple(x.shape[2:])))
 
 
 def backward(
@@ -54,7 +58,7 @@ def backward(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells; each chunk's kernels are assembled again."""
     partition, flat_cells = geometry.partition, cells.flatten(1)
-    seen, grad = _seen(x, geometry), grad.contiguous().flatten(2)
+    seen, grad = visited(x, geometry), grad.contiguous().flatten(2)
     columns = seen.flatten(2)
     grad_columns = torch.empty_like(columns, memory_format=torch.contiguous_format) if wants_input else None
     grad_attention, grad_cells = torch.empty_like(attention), torch.zeros_like(flat_cells)
@@ -72,6 +76,6 @@ def backward(
         grad_input = grad_columns.view(seen.shape)
         if max(geometry.stride) > 1:
             spread = torch.zeros_like(x)
-            _seen(spread, geometry).copy_(grad_input)
+            visited(spread, geometry).copy_(grad_input)
             grad_input = spread
     return grad_input, grad_attention, grad_cells.view(cells.shape)

@@ -1,8 +1,9 @@
-// The attention branch in inference, from pooled inputs to the weights of the mixtures: a dozen tiny steps that cost
+// The attention branch in inference, from a layer's input to the weights of the mixtures: a dozen tiny steps that cost
 // more to start than to do.
 #pragma once
 
 #include <ATen/ops/linear.h>
+#include <ATen/ops/mean.h>
 
 #include <cmath>
 #include <optional>
@@ -11,6 +12,39 @@
 #include "layer.h"
 
 namespace kernelwarehouse {
+
+// The sum of one channel: eight sums at a time in blocks, and doubles from block to block, lose little.
+inline double sum_of(const float* from, Int count) {
+  constexpr Int block = 64 * kLanes;
+  double total = 0;
+  Int i = 0;
+  for (; i + kLanes <= count;) {
+    const Int end = std::min(i + block, count / kLanes * kLanes);
+    Lanes partial[4] = {};
+    for (; i + 4 * kLanes <= end; i += 4 * kLanes)
+      for (int v = 0; v < 4; ++v) partial[v] += load(from + i + v * kLanes);
+    for (; i < end; i += kLanes) partial[0] += load(from + i);
+    const Lanes sum = (partial[0] + partial[1]) + (partial[2] + partial[3]);
+    for (Int lane = 0; lane < kLanes; ++lane) total += sum[lane];
+  }
+  for (; i < count; ++i) total += from[i];
+  return total;
+}
+
+// [batch, channels, *space] -> means [batch, channels]; what has no positions is left as it is.
+inline Tensor mean_over_positions(const Tensor& x) {
+  if (x.dim() == 2) return x;
+  if (!x.is_contiguous()) return x.flatten(2).mean(2);
+  const Int rows = x.size(0) * x.size(1), positions = x.numel() / rows;
+  Tensor means = at::empty({x.size(0), x.size(1)}, x.options());
+  const float* from = x.const_data_ptr<float>();
+  float* to = means.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, std::max<Int>(1, 65536 / positions), [&](Int begin, Int end) {
+    for (Int row = begin; row < end; ++row)
+      to[row] = static_cast<float>(sum_of(from + row * positions, positions) / static_cast<double>(positions));
+  });
+  return means;
+}
 
 // Batch normalisation with running statistics and ReLU, in place.
 inline void normalise_and_rectify(Tensor& features, const Tensor& weight, const Tensor& bias, const Tensor& mean,
@@ -52,10 +86,10 @@ inline Tensor small_linear(const Tensor& x, const Tensor& weight, const std::opt
   return y;
 }
 
-// The hidden vector [batch, hidden] of pooled inputs [batch, channels].
-inline Tensor attention_hidden(const Tensor& pooled, const Tensor& fc1, const Tensor& norm_weight, const Tensor& norm_bias,
+// The hidden vector [batch, hidden] of inputs [batch, channels, *space].
+inline Tensor attention_hidden(const Tensor& x, const Tensor& fc1, const Tensor& norm_weight, const Tensor& norm_bias,
                                const Tensor& mean, const Tensor& variance, double epsilon) {
-  Tensor hidden = small_linear(pooled, fc1, std::nullopt);
+  Tensor hidden = small_linear(mean_over_positions(x), fc1, std::nullopt);
   normalise_and_rectify(hidden, norm_weight, norm_bias, mean, variance, epsilon);
   return hidden;
 }
@@ -94,22 +128,22 @@ inline Tensor attention_weights(const Tensor& logits, const std::optional<Tensor
   return weights;
 }
 
-// Both, with the linear layer between them: pooled inputs -> [batch, mixtures, n].
-inline Tensor attention(const Tensor& pooled, const Tensor& fc1, const Tensor& norm_weight, const Tensor& norm_bias,
+// Both, with the linear layer between them: inputs -> [batch, mixtures, n].
+inline Tensor attention(const Tensor& x, const Tensor& fc1, const Tensor& norm_weight, const Tensor& norm_bias,
                         const Tensor& mean, const Tensor& variance, double norm_epsilon, const Tensor& fc2,
                         const Tensor& fc2_bias, Int mixtures, const std::optional<Tensor>& beta, double tau,
                         double epsilon) {
-  const Tensor hidden = attention_hidden(pooled, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
+  const Tensor hidden = attention_hidden(x, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
   const Tensor logits = small_linear(hidden, fc2, fc2_bias);
   return attention_weights(logits.view({logits.size(0), mixtures, -1}), beta, tau, epsilon);
 }
 
 // For mixing through the hidden vector: (the hidden vector and a 1 [batch, hidden + 1], 1 / normaliser [batch, mixtures]).
-inline std::tuple<Tensor, Tensor> attention_coefficients(const Tensor& pooled, const Tensor& fc1, const Tensor& norm_weight,
+inline std::tuple<Tensor, Tensor> attention_coefficients(const Tensor& x, const Tensor& fc1, const Tensor& norm_weight,
                                                          const Tensor& norm_bias, const Tensor& mean, const Tensor& variance,
                                                          double norm_epsilon, const Tensor& fc2, const Tensor& fc2_bias,
                                                          Int mixtures, double epsilon) {
-  const Tensor hidden = attention_hidden(pooled, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
+  const Tensor hidden = attention_hidden(x, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
   const Tensor logits = small_linear(hidden, fc2, fc2_bias);
   const Int batch = hidden.size(0), width = hidden.size(1), cells = logits.size(1) / mixtures;
   Tensor extended = at::empty({batch, width + 1}, hidden.options());

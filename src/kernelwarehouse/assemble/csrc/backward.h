@@ -41,10 +41,11 @@ struct Backward {
   void choose_blocks() {
     // Wide blocks make long sums for the gradient of the input, many samples make packing the cells pay.
     constexpr Int enough_rows = 144;
+    const Int room = small() ? kFarCache / 2 : 2 * kFarCache;  // kernels at a time: near, or as many as share packed cells
     const Int sample_rows = padded_places * x_pitch * 2 + grad_places() * grad_pitch;
     const Int most = std::min(layer.batch, std::max<Int>(1, (small() ? 1 : 4) * kFarCache / sample_rows));
     for (width = std::min(layer.cell_out, 4 * kWide);; width = round_up(width / 2, kWide)) {
-      samples = std::min(most, std::max<Int>(1, 2 * kFarCache / (pair_rows() * width * layer.cell_in)));
+      samples = std::min(most, std::max<Int>(1, room / (pair_rows() * width * layer.cell_in)));
       if (width <= kWide || samples == most || samples * pair_rows() >= enough_rows) return;
     }
   }

@@ -1,7 +1,8 @@
-// Depth-wise 3x3 layers of stride 1: an input channel for every output channel (or for a few of them).
+// Depth-wise 3x3 layers: an input channel for every output channel (or for a few of them).
 //
 // The kernels are small, so all of them are mixed at once; what costs is moving the activations. Each channel is copied,
-// padded, into a buffer that stays in the first-level cache; a row of outputs is then a sum of shifted rows.
+// padded, into a buffer that stays in the first-level cache; a row of outputs is then a sum of shifted rows. For stride 2,
+// every row of the buffer is sorted into phases, its even and its odd columns: neighbouring outputs read neighbours.
 #pragma once
 
 #include "layer.h"
@@ -10,14 +11,36 @@ namespace kernelwarehouse {
 
 struct Plane {
   Int height, width, out_height, out_width;
-  Int pad_y, pad_x, dilation_y, dilation_x;
+  Int pad_y, pad_x, dilation_y, dilation_x, stride_y, stride_x;
 
-  Int padded_height() const { return out_height + 2 * dilation_y; }
-  Int pitch() const { return out_width + 2 * dilation_x + kLanes; }  // loads run over the end of a row
+  // What the kernels reach; the end of a padded input may lie beyond, where the stride leaves a rest.
+  Int padded_height() const { return (out_height - 1) * stride_y + 2 * dilation_y + 1; }
+  Int padded_width() const { return (out_width - 1) * stride_x + 2 * dilation_x + 1; }
+  Int phase() const { return (padded_width() + stride_x - 1) / stride_x + kLanes; }  // loads run over the end of a row
+  Int pitch() const { return stride_x * phase(); }
+  Int place(Int column) const { return column % stride_x * phase() + column / stride_x; }
 
   // One channel into the padded buffer, whose padding is zero and stays so.
   void fill(const float* from, float* padded) const {
-    for (Int y = 0; y < height; ++y) std::copy_n(from + y * width, width, padded + (y + pad_y) * pitch() + pad_x);
+    const Int rows = std::min(height, padded_height() - pad_y), columns = std::min(width, padded_width() - pad_x);
+    for (Int y = 0; y < rows; ++y, from += width) {
+      float* row = padded + (y + pad_y) * pitch();
+      if (stride_x == 1)
+        std::copy_n(from, columns, row + pad_x);
+      else
+        sort_into_phases(from, columns, row + place(pad_x), row + place(pad_x + 1));
+    }
+  }
+
+  // For stride 2, the largest there is.
+  static void sort_into_phases(const float* from, Int columns, float* even, float* odd) {
+    Int x = 0;
+    for (; x + 2 * kLanes <= columns; x += 2 * kLanes, even += kLanes, odd += kLanes) {
+      const Lanes left = load(from + x), right = load(from + x + kLanes);
+      store(even, __builtin_shufflevector(left, right, 0, 2, 4, 6, 8, 10, 12, 14));
+      store(odd, __builtin_shufflevector(left, right, 1, 3, 5, 7, 9, 11, 13, 15));
+    }
+    for (; x < columns; ++x) *(x % 2 == 0 ? even++ : odd++) = from[x];
   }
 
   // One channel's outputs; weights[tap * weight_pitch] is its kernel.
@@ -27,7 +50,7 @@ struct Plane {
     for (int tap = 0; tap < T; ++tap) spread[tap] = weights[tap * weight_pitch] - Lanes{};
     for (Int y = 0; y < out_height; ++y)
       for (Int x = 0; x < out_width; x += kLanes) {
-        const float* from = padded + y * pitch() + x;
+        const float* from = padded + y * stride_y * pitch() + x;
         Lanes sum = {};
         for (int tap = 0; tap < T; ++tap) sum += spread[tap] * load(from + offsets[tap]);
         float* to = out + y * out_width + x;
@@ -44,7 +67,7 @@ struct Plane {
     Lanes partial[T] = {};
     for (Int y = 0; y < out_height; ++y)
       for (Int x = 0; x < out_width; x += kLanes) {
-        const float* from = padded + y * pitch() + x;
+        const float* from = padded + y * stride_y * pitch() + x;
         Lanes value = {};
         if (x + kLanes <= out_width)
           value = load(grad + y * out_width + x);
@@ -62,15 +85,17 @@ struct Plane {
   std::vector<Int> tap_offsets() const {
     std::vector<Int> offsets;
     for (Int ky = 0; ky < 3; ++ky)
-      for (Int kx = 0; kx < 3; ++kx) offsets.push_back(ky * dilation_y * pitch() + kx * dilation_x);
+      for (Int kx = 0; kx < 3; ++kx) offsets.push_back(ky * dilation_y * pitch() + place(kx * dilation_x));
     return offsets;
   }
 };
 
 constexpr int kTaps = 9;  // 3x3 kernels only: their weights and sums stay in registers
 
-inline Plane plane_of(const Tensor& x, at::IntArrayRef out_size, at::IntArrayRef padding, at::IntArrayRef dilation) {
-  return {x.size(2), x.size(3), out_size[0], out_size[1], padding[0], padding[1], dilation[0], dilation[1]};
+inline Plane plane_of(const Tensor& x, at::IntArrayRef out_size, at::IntArrayRef padding, at::IntArrayRef dilation,
+                      at::IntArrayRef stride) {
+  return {x.size(2),  x.size(3),   out_size[0], out_size[1], padding[0],
+          padding[1], dilation[0], dilation[1], stride[0],   stride[1]};
 }
 
 // Calls body(channel of the batch's outputs, its input as padded buffer) for all channels, in parallel.
@@ -93,9 +118,9 @@ void for_padded_channels(const Plane& plane, const Tensor& x, Int out, const Bod
 
 // x [batch, in, height, width], attention [batch, out_groups, taps, n], cells [n, cell_out, 1] -> [batch, out, height, width].
 inline Tensor forward_depthwise(const Tensor& x, const Tensor& attention, const Tensor& cells, at::IntArrayRef out_size,
-                                at::IntArrayRef padding, at::IntArrayRef dilation) {
+                                at::IntArrayRef padding, at::IntArrayRef dilation, at::IntArrayRef stride) {
   const Layer layer = layer_of_cells(attention, cells);
-  const Plane plane = plane_of(x, out_size, padding, dilation);
+  const Plane plane = plane_of(x, out_size, padding, dilation, stride);
   const Int out = layer.out_channels(), cell = layer.cell_out;
   Tensor y = at::empty({layer.batch, out, plane.out_height, plane.out_width}, x.options());
   const Tensor kernels = at::empty({layer.pairs() * kTaps * cell}, x.options());
@@ -114,8 +139,8 @@ inline Tensor forward_depthwise(const Tensor& x, const Tensor& attention, const 
 
 // The gradient of the assembled kernels, [batch, out_groups, taps, cell_out].
 inline Tensor depthwise_kernel_gradient(const Tensor& grad, const Tensor& x, Int cell, at::IntArrayRef padding,
-                                        at::IntArrayRef dilation) {
-  const Plane plane = plane_of(x, grad.sizes().slice(2), padding, dilation);
+                                        at::IntArrayRef dilation, at::IntArrayRef stride) {
+  const Plane plane = plane_of(x, grad.sizes().slice(2), padding, dilation, stride);
   const Int out = grad.size(1), positions = plane.out_height * plane.out_width;
   Tensor sums = at::empty({x.size(0), out / cell, kTaps, cell}, x.options());
   const float* grad_data = grad.const_data_ptr<float>();

@@ -48,17 +48,17 @@ void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mix
   });
 }
 
-// One panel of output channels over all positions: the kernel is [segments][cell_in][V * 8], and write receives
-// (first position, positions, sums [positions][V * 8]).
+// One panel of output channels over all positions: the kernel is [segments][cell_in][V * 8] with a gap after each segment,
+// and write receives (first position, positions, sums [positions][V * 8]).
 template <int V, class Write>
 void multiply_rows(const Layer& layer, const float* rows, Int pitch, const Int* places, Int positions, const Int* steps,
-                   const float* kernel, const Write& write) {
+                   const float* kernel, Int gap, const Write& write) {
   for_row_tiles(positions, [&](Int first, auto tall) {
     const float* a[tall];
     for (int r = 0; r < tall; ++r) a[r] = rows + places[first + r] * pitch;
     float sums[tall * V * kLanes];
     tile_along_rows<tall, V>(a, steps, layer.segments, layer.cell_in, kernel, V * kLanes,
-                             [&](int r, int v, Lanes sum) { store(sums + (r * V + v) * kLanes, sum); });
+                             [&](int r, int v, Lanes sum) { store(sums + (r * V + v) * kLanes, sum); }, gap);
     write(first, static_cast<Int>(tall), sums);
   });
 }
@@ -95,10 +95,14 @@ Tensor multiply_taps(const Mixer& mixer, const Tensor& x, const Tensor& targets,
         [&](Int pair, Int first, Int width, const float* kernels, Int kernel_pitch, std::vector<float>& turned) {
           const Int sample = start + pair / layer.out_groups;
           const Int channel = pair % layer.out_groups * layer.cell_out + first;
-          turned.resize(layer.segments * layer.cell_in * width);
-          for (Int segment = 0; segment < layer.segments; ++segment)
-            transpose(kernels + segment * kernel_pitch, layer.cell_in, width, layer.cell_in,
-                      turned.data() + segment * width * layer.cell_in, width);
+          const Int size = layer.cell_in * width, gap = mixer.turned ? kernel_pitch - size : 0;
+          if (!mixer.turned) {
+            turned.resize(layer.segments * size);
+            for (Int segment = 0; segment < layer.segments; ++segment)
+              transpose(kernels + segment * kernel_pitch, layer.cell_in, width, layer.cell_in,
+                        turned.data() + segment * size, width);
+            kernels = turned.data();
+          }
           const auto write = [&](Int position, Int tall, const float* sums) {
             if (channels_last) {
               for (Int r = 0; r < tall; ++r)
@@ -112,9 +116,9 @@ Tensor multiply_taps(const Mixer& mixer, const Tensor& x, const Tensor& targets,
           };
           const float* sample_start = rows.data() + pair / layer.out_groups * sample_rows;
           if (width == kWide)
-            multiply_rows<2>(layer, sample_start, pitch, place, positions, steps.data(), turned.data(), write);
+            multiply_rows<2>(layer, sample_start, pitch, place, positions, steps.data(), kernels, gap, write);
           else
-            multiply_rows<1>(layer, sample_start, pitch, place, positions, steps.data(), turned.data(), write);
+            multiply_rows<1>(layer, sample_start, pitch, place, positions, steps.data(), kernels, gap, write);
         });
   }
   return y;
@@ -138,14 +142,16 @@ inline void pack_positions(const float* x, Int channels, Int positions, float* p
   });
 }
 
-// A kernel of one position: x [batch, in, positions] -> [batch, out, positions], with positions along the vectors, so that
+// A kernel of one position: x [batch, in, *space] -> [batch, out, *space], with positions along the vectors, so that
 // neither kernels nor activations are turned around.
 template <class Mixer>
 Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
   const Layer& layer = mixer.layer;
-  const Int channels = x.size(1), positions = x.size(2), out = layer.out_channels();
-  const Int sample_panels = channels * round_up(positions, kLanes);
-  Tensor y = at::empty({layer.batch, out, positions}, x.options());
+  const Int channels = x.size(1), positions = c10::multiply_integers(x.sizes().slice(2));
+  const Int out = layer.out_channels(), sample_panels = channels * round_up(positions, kLanes);
+  std::vector<Int> sizes = x.sizes().vec();
+  sizes[1] = out;
+  Tensor y = at::empty(sizes, x.options());
   const float* x_data = x.const_data_ptr<float>();
   float* y_data = y.mutable_data_ptr<float>();
   // Small inputs are packed once for all blocks of channels, large ones again for each, so that they stay in cache.
@@ -192,7 +198,10 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
 inline Tensor forward_taps(const Tensor& x, const Tensor& attention, const Tensor& cells, const Tensor& targets,
                            Int padded_places, const Tensor& places, const Tensor& shifts, bool channels_last) {
   const Layer layer = layer_of_cells(attention, cells);
-  const CellMixer mixer{layer, attention.const_data_ptr<float>(), cells.const_data_ptr<float>()};
+  // Turning the cells around is cheaper than turning every sample's mixtures, unless there are few of those.
+  const bool turned = layer.pairs() * layer.segments >= 4 * layer.n && layer.n * layer.cell() <= 2 * kBlock;
+  const Tensor source = turned ? turn_cells(layer, cells) : cells;
+  const CellMixer mixer{layer, attention.const_data_ptr<float>(), source.const_data_ptr<float>(), turned};
   return multiply_taps(mixer, x, targets, padded_places, places, shifts, channels_last);
 }
 

@@ -31,25 +31,45 @@ struct Layer {
   Int pairs() const { return batch * out_groups; }  // (sample, output group): each has `segments` mixtures of its own
 };
 
-// Few rows: nothing is packed, the kernels stream from memory once. to[row] += sum over K of weights[row][k] * lines[k], so
-// that a sum is loaded and stored once for K products.
-template <int K>
-inline void add_streamed(const float* weights, Int weights_pitch, Int rows, const float* const* lines, Int columns, float* to,
+// Few rows: nothing is packed, the kernels stream from memory once. to[row] (+)= sum over K of weights[row][k] * lines[k],
+// so that a sum is loaded and stored once for K products.
+template <int K, bool Add>
+inline void stream_lines(const float* weights, Int weights_pitch, Int rows, const float* const* lines, Int columns, float* to,
                          Int to_pitch) {
   for_panels(columns, [&](Int column, auto vectors) {
     Lanes numbers[K][vectors];
     for (int k = 0; k < K; ++k)
       for (int v = 0; v < vectors; ++v) numbers[k][v] = load(lines[k] + column + v * kLanes);
-    for (Int row = 0; row < rows; ++row) {
-      const float* weight = weights + row * weights_pitch;
-      float* target = to + row * to_pitch + column;
+    const float* weight = weights;
+    float* target = to + column;
+    for (Int row = 0; row < rows; ++row, weight += weights_pitch, target += to_pitch)
       for (int v = 0; v < vectors; ++v) {
-        Lanes sum = load(target + v * kLanes);
+        Lanes sum = Add ? load(target + v * kLanes) : Lanes{};
         for (int k = 0; k < K; ++k) sum += weight[k] * numbers[k][v];
         store(target + v * kLanes, sum);
       }
-    }
   });
+}
+
+// to[row][column] = sum over k of weights[row][k] * lines[k][column].
+inline void mix_streamed(const float* weights, Int rows, const std::vector<const float*>& lines, Int columns, float* to,
+                         Int to_pitch) {
+  constexpr Int stream = 4096, together = 4;  // columns and lines at a time: the sums stay near, and reading runs on
+  const Int depth = static_cast<Int>(lines.size());
+  if (depth == 0)
+    for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch, columns, 0.0f);
+  for (Int column = 0; column < columns; column += stream) {
+    const Int count = std::min(stream, columns - column);
+    for (Int k = 0; k < depth;) {
+      const bool whole = k + together <= depth;
+      const float* from[together];
+      for (Int i = 0; i < (whole ? together : 1); ++i) from[i] = lines[k + i] + column;
+      const auto add = whole ? (k == 0 ? stream_lines<together, false> : stream_lines<together, true>)
+                             : (k == 0 ? stream_lines<1, false> : stream_lines<1, true>);
+      add(weights + k, depth, rows, from, count, to + column, to_pitch);
+      k += whole ? together : 1;
+    }
+  }
 }
 
 // What was packed last: several runs of samples use the same piece of the cells, one after the other.
@@ -62,30 +82,20 @@ struct Packed {
 // Columns that are packed at a time: a piece that stays in cache.
 inline Int packed_columns(Int depth) { return std::max<Int>(kWide, kFarCache / 4 / depth / kWide * kWide); }
 
-// to[row][column] = sum over k of weights[row][k] * from[k][column], for any number of rows; `from` is far away and
-// from[k], from[k + 1] are `pitch` apart.
+// to[row][column] = sum over k of weights[row][k] * from[k][column], for any number of rows; from[k], from[k + 1] are
+// `pitch` apart.
 inline void mix(const float* weights, Int rows, Int depth, const float* from, Int pitch, Int columns, float* to, Int to_pitch,
                 Packed& packed) {
-  constexpr Int few = 12, stream = 1024, together = 4;
-  if (rows <= few) {
-    for (Int column = 0; column < columns; column += stream) {
-      const Int count = std::min(stream, columns - column);
-      for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch + column, count, 0.0f);
-      Int k = 0;
-      for (; k + together <= depth; k += together) {
-        const float* lines[together];
-        for (Int i = 0; i < together; ++i) lines[i] = from + (k + i) * pitch + column;
-        add_streamed<together>(weights + k, depth, rows, lines, count, to + column, to_pitch);
-      }
-      for (; k < depth; ++k) {
-        const float* line = from + k * pitch + column;
-        add_streamed<1>(weights + k, depth, rows, &line, count, to + column, to_pitch);
-      }
-    }
-    return;
+  // Packing costs a copy, which more rows pay for. Cells that stay in cache are packed in small pieces, which the rows then
+  // find nearest; cells that come from memory in pieces long enough to be read at its full speed.
+  constexpr Int some = 64, short_piece = 256;
+  const bool near = depth * pitch <= 4 * kFarCache;
+  if (rows <= (near ? 7 : 12)) {
+    std::vector<const float*> lines(depth);
+    for (Int k = 0; k < depth; ++k) lines[k] = from + k * pitch;
+    return mix_streamed(weights, rows, lines, columns, to, to_pitch);
   }
-  // Many rows: packed piece by piece, so that a piece stays near while all rows use it.
-  const Int piece = packed_columns(depth);
+  const Int piece = near && rows <= some ? std::min(short_piece, packed_columns(depth)) : packed_columns(depth);
   packed.numbers.resize(depth * piece);
   for (Int column = 0; column < columns; column += piece) {
     const Int count = std::min(piece, columns - column);
@@ -101,21 +111,40 @@ inline void mix(const float* weights, Int rows, Int depth, const float* from, In
 // The two ways to mix the kernels of `count` pairs from `pair` on, for the columns [first, first + columns) of a cell:
 // to[pair][segment][column], segments `pitch` apart.
 
-// From cells: attention [pairs][segments][n] x cells [n][cell].
+// From cells: attention [pairs][segments][n] x cells [n][cell]. Mixtures are [channels][cell_in] like the cells; or, with
+// `turned` cells (see turn_cells), [cell_in][channels] for a block of kWide channels.
 struct CellMixer {
   const Layer& layer;
   const float* attention;
   const float* cells;
+  bool turned = false;
 
   void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
-    mix(attention + pair * layer.segments * layer.n, count * layer.segments, layer.n, cells + first, layer.cell(), columns, to,
-        pitch, packed);
+    const float* from = turned ? cells + first * layer.n : cells + first;
+    mix(attention + pair * layer.segments * layer.n, count * layer.segments, layer.n, from, turned ? columns : layer.cell(),
+        columns, to, pitch, packed);
   }
 
   CellMixer from_sample(Int sample) const {
-    return {layer, attention + sample * layer.out_groups * layer.segments * layer.n, cells};
+    return {layer, attention + sample * layer.out_groups * layer.segments * layer.n, cells, turned};
   }
 };
+
+// Cells [n][cell_out][cell_in] -> [block of kWide output channels][n][cell_in][channels of the block].
+inline Tensor turn_cells(const Layer& layer, const Tensor& cells) {
+  Tensor turned = at::empty_like(cells);
+  const float* from = cells.const_data_ptr<float>();
+  float* to = turned.mutable_data_ptr<float>();
+  at::parallel_for(0, (layer.cell_out + kWide - 1) / kWide, 1, [&](Int begin, Int end) {
+    for (Int first = begin * kWide; first < std::min(end * kWide, layer.cell_out); first += kWide) {
+      const Int width = std::min(kWide, layer.cell_out - first), block = first * layer.cell_in;
+      for (Int j = 0; j < layer.n; ++j)
+        transpose(from + j * layer.cell() + block, layer.cell_in, width, layer.cell_in,
+                  to + block * layer.n + j * width * layer.cell_in, width);
+    }
+  });
+  return turned;
+}
 
 // From bases, of which every mixture has its own: scale [pairs][segments] * (hidden [batch][n] x basis [out_groups][segments]
 // [n][cell]). Units of the hidden vector that are 0 in all samples, as a ReLU leaves many, cost nothing.
@@ -124,6 +153,7 @@ struct BasisMixer {
   const float* hidden;
   const float* scale;
   const float* basis;
+  static constexpr bool turned = false;
 
   void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
     for (Int group = 0; group < layer.out_groups; ++group) {
@@ -146,31 +176,19 @@ struct BasisMixer {
         }
     const Int depth = static_cast<Int>(active.size());
     std::vector<float> weights(rows * depth);
+    std::vector<const float*> lines(depth);
     for (Int segment = 0; segment < layer.segments; ++segment) {
       for (Int row = 0; row < rows; ++row)
         for (Int k = 0; k < depth; ++k)
           weights[row * depth + k] = hidden[(sample + row) * layer.n + active[k]] *
                                      scale[(pair + row * layer.out_groups) * layer.segments + segment];
       const float* own = basis + (group * layer.segments + segment) * layer.n * layer.cell() + first;
-      mix_active(weights.data(), rows, active, own, columns, to + segment * pitch, row_pitch, packed);
-    }
-  }
-
-  void mix_active(const float* weights, Int rows, const std::vector<Int>& active, const float* own, Int columns, float* to,
-                  Int to_pitch, Packed& packed) const {
-    const Int depth = static_cast<Int>(active.size());
-    if (depth == layer.n) return mix(weights, rows, depth, own, layer.cell(), columns, to, to_pitch, packed);
-    for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch, columns, 0.0f);
-    constexpr Int together = 4;
-    Int k = 0;
-    for (; k + together <= depth; k += together) {
-      const float* lines[together];
-      for (Int i = 0; i < together; ++i) lines[i] = own + active[k + i] * layer.cell();
-      add_streamed<together>(weights + k, depth, rows, lines, columns, to, to_pitch);
-    }
-    for (; k < depth; ++k) {
-      const float* line = own + active[k] * layer.cell();
-      add_streamed<1>(weights + k, depth, rows, &line, columns, to, to_pitch);
+      if (depth == layer.n) {
+        mix(weights.data(), rows, depth, own, layer.cell(), columns, to + segment * pitch, row_pitch, packed);
+      } else {
+        for (Int k = 0; k < depth; ++k) lines[k] = own + active[k] * layer.cell();
+        mix_streamed(weights.data(), rows, lines, columns, to + segment * pitch, row_pitch);
+      }
     }
   }
 

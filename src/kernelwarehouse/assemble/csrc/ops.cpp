@@ -27,7 +27,7 @@ TORCH_LIBRARY(kernelwarehouse, library) {
       "Tensor places, Tensor shifts, bool dense, bool wants_input) -> (Tensor, Tensor, Tensor)",
       &kernelwarehouse::backward_taps);
   library.def(
-      "attention(Tensor pooled, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, Tensor variance, "
+      "attention(Tensor x, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, Tensor variance, "
       "float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, Tensor? beta, float tau, float epsilon) -> Tensor",
       &kernelwarehouse::attention);
   library.def(
@@ -37,13 +37,14 @@ TORCH_LIBRARY(kernelwarehouse, library) {
   library.def("forward_pointwise_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis) -> Tensor",
               &kernelwarehouse::forward_pointwise_basis);
   library.def(
-      "attention_coefficients(Tensor pooled, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, "
+      "attention_coefficients(Tensor x, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, "
       "Tensor variance, float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, float epsilon) -> (Tensor, Tensor)",
       &kernelwarehouse::attention_coefficients);
   library.def(
-      "forward_depthwise(Tensor x, Tensor attention, Tensor cells, int[] out_size, int[] padding, int[] dilation) -> Tensor",
+      "forward_depthwise(Tensor x, Tensor attention, Tensor cells, int[] out_size, int[] padding, int[] dilation, "
+      "int[] stride) -> Tensor",
       &kernelwarehouse::forward_depthwise);
   library.def(
-      "depthwise_kernel_gradient(Tensor grad, Tensor x, int cell, int[] padding, int[] dilation) -> Tensor",
+      "depthwise_kernel_gradient(Tensor grad, Tensor x, int cell, int[] padding, int[] dilation, int[] stride) -> Tensor",
       &kernelwarehouse::depthwise_kernel_gradient);
 }

@@ -121,14 +121,23 @@ inline void transpose(const float* from, Int from_pitch, Int rows, Int columns, 
     for (Int c = 0; c < columns; ++c) to[c * to_pitch + r] = from[r * from_pitch + c];
 }
 
-// Columns [0, columns) of `depth` rows -> panels [panel][depth][16 or 8], which tiles read from front to end. Row by row:
-// every row is far away from the next, and reading along it is what memory is good at.
+// Columns [0, columns) of `depth` rows -> panels [panel][depth][16 or 8], which tiles read from front to end. Rows are far
+// away from each other, and reading along them is what memory is good at; eight at a time, as many as a cache holds whose
+// places all coincide, make for longer writes.
 inline void pack_panels(const float* from, Int pitch, Int depth, Int columns, float* packed) {
-  for (Int k = 0; k < depth; ++k, from += pitch)
+  constexpr Int together = 8;
+  Int k = 0;
+  const auto pack = [&](auto rows) {
     for_panels(columns, [&](Int column, auto vectors) {
       float* to = packed + column * depth + k * vectors * kLanes;
-      for (int v = 0; v < vectors; ++v) store(to + v * kLanes, load(from + column + v * kLanes));
+      for (int r = 0; r < rows; ++r)
+        for (int v = 0; v < vectors; ++v)
+          store(to + (r * vectors + v) * kLanes, load(from + (k + r) * pitch + column + v * kLanes));
     });
+    k += rows;
+  };
+  while (k + together <= depth) pack(std::integral_constant<int, together>());
+  while (k < depth) pack(std::integral_constant<int, 1>());
 }
 
 // to[row][column] = sum over k of a[row][k] * packed[panel][k][column].

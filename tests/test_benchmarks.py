@@ -1,0 +1,41 @@
+"""The benchmark commands run and write what their readers expect; what they measure is not a test's business."""
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks import memory, profile, speed
+
+PRESET = ["--preset", "kw1x_small_resnet", "--batch", "2"]
+
+
+def test_speed_writes_ratios_of_what_it_measured(tmp_path: Path) -> None:
+    out = tmp_path / "speed.json"
+    speed.main([*PRESET, "--mode", "inference", "training", "--seconds", "0", "--rounds", "1", "--out", str(out)])
+    written = json.loads(out.read_text())
+    assert written["machine"]["threads"] == 1
+    assert [row["name"] for row in written["rows"]] == [
+        "kw1x_small_resnet inference batch 2",
+        "kw1x_small_resnet training batch 2",
+    ]
+    for row in written["rows"]:
+        taken = row["milliseconds"]
+        for way in ("plain", "ours"):
+            assert row["ratio"][way] == pytest.approx(taken[way] / taken["static"], rel=0.02)
+
+
+def test_memory_takes_each_way_in_a_process_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "memory.json"
+    memory.main([*PRESET, "--ways", "static", "ours", "--steps", "1", "--out", str(out)])
+    (row,) = json.loads(out.read_text())["rows"]
+    assert set(row["megabytes"]) == {"static", "ours"}
+    assert all(size > 1 for size in row["megabytes"].values())
+
+
+def test_profile_names_every_layer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    profile.main(["kw1x_small_resnet", "--batch", "2", "--rounds", "1", "--operators", "3"])
+    shown = capsys.readouterr().out
+    assert "stages.2.0.conv2_kxk.conv" in shown
+    assert "all 8 layers" in shown
+    assert "operators of a step" in shown
