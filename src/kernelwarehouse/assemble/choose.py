@@ -32,7 +32,7 @@ _LARGE_CELL = 128 * 128  # mixing dominates, and there the compiled kernels are 
 # a GPU, of those of mixing) may be left for it to pay against compiled kernels and pure PyTorch, and how many must go.
 _MANY_SAMPLES = 24
 _LEFT_OF_COMPILED = 0.55
-_LEFT_OF_PURE = 0.8
+_LEFT_OF_PURE = 0.75
 _LEFT_OF_MIXING = 0.5
 _FEWEST_SAVED = 5e8
 
@@ -134,7 +134,9 @@ def _through_hidden(x: Tensor, geometry: Geometry, shape: "AttentionShape", usua
     positions = math.prod(geometry.output_size(tuple(x.shape[2:]))) if geometry.spatial_axes else x.shape[1]
     mixed = units + units * cells / batch  # kernels mixed for a sample
     if x.device.type == "cpu":
-        limit = _LEFT_OF_COMPILED if usual.strategy == "native" else _LEFT_OF_PURE
+        # Products of one kernel position and many output positions are a library's, in backward at least.
+        library = pointwise.obstacle(geometry) is None and positions > native.MANY_POSITIONS
+        limit = _LEFT_OF_COMPILED if usual.strategy == "native" and not library else _LEFT_OF_PURE
         left = (positions + mixed) / (positions + cells)
     else:
         limit, left = _LEFT_OF_MIXING, mixed / cells
