@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,11 +111,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="processor: where others use the machine")
     parser.add_argument("--seconds", type=float, default=2, help="time for a row, at least")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of a row, at least")
+    parser.add_argument("--out", type=Path, help="JSON file; by default benchmarks/results/mixing.json for all layers")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     timing = partial(interleave, seconds=chosen.seconds, fewest=chosen.rounds, clock=chosen.clock)
     cases = [case for case in CASES if chosen.only in f"{case.preset} {case.layer}"]
     whole = len(cases) == len(CASES) and tuple(chosen.batch) == BATCHES
+    out = chosen.out or (results.FOLDER / "mixing.json" if whole else None)
     facts = {**results.machine(chosen.threads), "clock": chosen.clock}
     console, rows = Console(), []
     for case in cases:
@@ -125,8 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for batch in chosen.batch:
                 rows.append(measure(layer, case, batch, mode, timing))
                 console.print(f"{case.preset} {case.layer} {mode} batch {batch}: {rows[-1]['ratio']:.2f}")
-                if whole:  # after every row: a long run that is broken off has measured something
-                    results.write(results.FOLDER / "mixing.json", {"machine": facts, "rows": rows})
+                if out:  # after every row: a long run that is broken off has measured something
+                    results.write(out, {"machine": facts, "rows": rows})
         del layer
         gc.collect()
     console.print(table(rows))

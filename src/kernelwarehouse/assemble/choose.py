@@ -129,7 +129,7 @@ def _require_hidden(geometry: Geometry, attention: "Attention | None") -> None:
 def _through_hidden(x: Tensor, geometry: Geometry, shape: "AttentionShape", usual: Choice) -> Choice:
     """Mixing through the hidden vector, or what is usual otherwise."""
     batch, units, cells = x.shape[0], shape.units, shape.cells
-    if usual.strategy == "plain" or geometry.groups > 1:
+    if usual.strategy == "plain" or geometry.groups > 1 or type(x) is not Tensor:
         return usual
     positions = math.prod(geometry.output_size(tuple(x.shape[2:]))) if geometry.spatial_axes else x.shape[1]
     mixed = units + units * cells / batch  # kernels mixed for a sample
