@@ -68,6 +68,26 @@ def scaling_table(rows: Sequence[dict[str, Any]]) -> str:
     return markdown(header, lines)
 
 
+def mixing_table(rows: Sequence[dict[str, Any]]) -> str:
+    batches = sorted({row["batch"] for row in rows})
+    lines: dict[tuple[str, ...], dict[int, str]] = {}
+    for row in rows:
+        kernel = "x".join(map(str, row["kernel"]))
+        facts = (
+            row["preset"],
+            row["layer"],
+            kernel,
+            f"{row['side']}x{row['side']}",
+            str(row["cells"]),
+            str(row["units"]),
+        )
+        ratio = f"{row['ratio']:.2f}"
+        chosen = f"**{ratio}**" if row["chosen"] == "hidden" else ratio
+        lines.setdefault(facts, {})[row["batch"]] = f"{chosen} ({row['usual']})"
+    header = ["network", "layer", "kernel", "image", "n", "h + 1", *(f"batch {batch}" for batch in batches)]
+    return markdown(header, [[*facts, *(found.get(batch, "") for batch in batches)] for facts, found in lines.items()])
+
+
 def ratio_plot(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.2))
     for index, row in enumerate(reversed(rows)):
@@ -143,6 +163,7 @@ def main() -> None:
     page = fill(page, "speed", ratio_table(speed["rows"], "milliseconds"))
     page = fill(page, "memory", ratio_table(memory["rows"], "megabytes"))
     page = fill(page, "scaling", scaling_section())
+    page = fill(page, "mixing", mixing_table(read("mixing.json")["rows"]))
     save(ratio_plot(speed["rows"], "time relative to the static network"), "performance-speed.svg")
     save(ratio_plot(memory["rows"], "peak memory relative to the static network"), "performance-memory.svg")
     with tempfile.NamedTemporaryFile("w", dir=PAGE.parent, suffix=".md", delete=False) as file:

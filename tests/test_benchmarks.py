@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks import breakdown, memory, speed
+from benchmarks import breakdown, memory, mixing, speed
 
 PRESET = ["--preset", "kw1x_small_resnet", "--batch", "2"]
 
@@ -30,6 +30,18 @@ def test_memory_takes_each_way_in_a_process_of_its_own(tmp_path: Path) -> None:
     (row,) = json.loads(out.read_text())["rows"]
     assert set(row["megabytes"]) == {"static", "ours"}
     assert all(size > 1 for size in row["megabytes"].values())
+
+
+def test_mixing_compares_the_hidden_way_with_the_usual_one(tmp_path: Path) -> None:
+    out = tmp_path / "mixing.json"
+    mixing.main(
+        ["--only", "kw4x_resnet18 layer3", "--batch", "2", "--seconds", "0", "--rounds", "1", "--out", str(out)]
+    )
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["usual"] == row["chosen"] == "native"  # two samples are too few
+    taken = row["milliseconds"]
+    assert row["ratio"] == pytest.approx(taken["hidden"] / taken["native"], rel=0.02)
+    assert row["units"] == 17
 
 
 def test_breakdown_names_every_layer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

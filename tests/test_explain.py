@@ -52,6 +52,16 @@ def test_forced_and_prepared_ways_are_seen() -> None:
     assert next(cost for cost in costs if cost.layer == "1").mixing == 64 * (hidden + 1) * 9 * 16 * 16
 
 
+def test_mixing_through_the_hidden_vector_is_seen_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    model = _model()
+    with force("hidden"):
+        cost = explain(model[1], torch.randn(40, 16, 6, 6))[0]
+    assert cost.strategy == "hidden"
+    assert "hidden" in capsys.readouterr().out
+    shape = model[1].attention.shape
+    assert cost.mixing == (40 + shape.cells) * (shape.hidden + 1) * 9 * 16 * 16
+
+
 def test_model_is_left_as_it_was() -> None:
     model = _model().train()
     model[3].eval()

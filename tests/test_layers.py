@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kernelwarehouse as kw
 from kernelwarehouse import layers
+from kernelwarehouse.assemble import force
 from reference import relative_error
 
 TORCH = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -254,3 +255,13 @@ def test_traced_layers_take_any_batch(kernel: int, groups: int) -> None:
     with torch.no_grad():
         traced = torch.jit.trace(conv, x[:2], check_trace=False)
         torch.testing.assert_close(traced(x), conv(x))
+
+
+@pytest.mark.parametrize("way", ["grouped", "hidden", "matmul", "native"])
+def test_empty_batches_whatever_is_forced(way: str) -> None:
+    conv = layers.Conv2d(16, 24, 3, config=kw.WarehouseConfig(1))
+    with force(way):
+        out = conv(torch.zeros(0, 16, 8, 8))
+    out.sum().backward()
+    assert out.shape == (0, 24, 6, 6)
+    assert conv.warehouse.cells.grad is not None

@@ -69,6 +69,11 @@ class AttentionShape:
         """Cells that one mixture sees."""
         return self.cells // self.mixtures if self.own_cells_only else self.cells
 
+    @property
+    def units(self) -> int:
+        """Kernels that a mixture is a sum of where cells are mixed through the hidden vector."""
+        return self.hidden + 1
+
     def parameters(self) -> int:
         """Parameters of the branch, counted without building it."""
         first = self.in_channels * self.hidden + (self.hidden if self.norm == "layer" else 0)
@@ -189,6 +194,37 @@ class Attention(HasTemperature):
             return learned
         tau = self.tau(learned.dtype)
         return tau * self.beta + (1 - tau) * learned
+
+    def factored(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What `forward` gives, as products: coefficients `[batch, mixtures, r]` and factors `[mixtures, r, cells]`.
+
+        Only for the function "caf" over all cells: before normalisation, it is affine in the hidden vector.
+        """
+        hidden = self.hidden(x)
+        logits = self.logits(hidden)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        units = F.pad(hidden.to(logits.dtype), (0, 1), value=1.0)
+        coefficients = units[:, None] / self.normaliser(logits)
+        weight, offset = self._affine()
+        factors = torch.cat([weight, offset[..., None]], dim=2).transpose(1, 2)
+        # Asking for a temperature on another device would wait for all that it still computes.
+        if self.beta is None or (self.temperature.device.type == "cpu" and self.get_temperature() == 0):
+            return coefficients, factors
+        tau = self.tau(logits.dtype)
+        start = tau.expand(*coefficients.shape[:2], 1)
+        factors = torch.cat([factors, self.beta[:, None].to(factors.dtype)], dim=1)
+        return torch.cat([(1 - tau) * coefficients, start], dim=2), factors
+
+    def _affine(self) -> tuple[Tensor, Tensor]:
+        """What the logits of cells are made of: `[mixtures, cells, hidden]` times the hidden vector, plus offsets."""
+        shape, low_rank = self.shape, self.shape.low_rank
+        weight = self.fc2.weight.unflatten(0, (shape.mixtures, -1))
+        if low_rank is None:
+            return weight[:, : shape.cells], self.fc2.bias.unflatten(0, (shape.mixtures, -1))[:, : shape.cells]
+        local, basis, _ = weight.split([low_rank.local, low_rank.basis, 1], dim=1)
+        others = torch.matmul(self.basis.weight, basis).to(local.dtype)
+        before, after = others.split([low_rank.first, others.shape[1] - low_rank.first], dim=1)
+        return torch.cat([before, local, after], dim=1), self.offset[:, : shape.cells]
 
     @staticmethod
     def normaliser(logits: Tensor) -> Tensor:

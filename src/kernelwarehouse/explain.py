@@ -61,12 +61,15 @@ def _cost(name: str, layer: WarehouseLayer, x: Tensor, output: Tensor) -> LayerC
     x = x.reshape(x.shape[0] if x.dim() > 1 else 1, -1, x.shape[-1]) if isinstance(layer, Linear) else x
     x = x if x.dim() == max(3, axes + 2) else x[None]
     kernel = math.prod(geometry.partition.kernel_shape)
-    mixed, choice = attention.shape.cells, choose(x, geometry)
+    mixed, choice = attention.shape.cells, choose(x, geometry, attention)
     if layer.prepared is not None and layer.prepared.pays(x, attention, geometry):
         mixed = attention.shape.hidden + 1
         choice = Choice("basis", f"prepared: mixes {mixed} kernels instead of {attention.shape.cells}")
+    mixing = len(x) * mixed * kernel
+    if choice.strategy == "hidden":
+        mixing = (len(x) + attention.shape.cells) * attention.shape.units * kernel
     positions = output.numel() // geometry.out_channels
-    return LayerCost(name, choice.strategy, choice.reason, len(x) * mixed * kernel, positions * kernel)
+    return LayerCost(name, choice.strategy, choice.reason, mixing, positions * kernel)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernelwarehouse.assemble import Geometry, evaluate
+from kernelwarehouse.assemble import Geometry, evaluate, evaluate_factored, mixes_through_hidden
 from kernelwarehouse.assemble.hidden import Prepared
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.build import build_attentions, build_warehouse, initialise, kaiming_normal
@@ -71,6 +71,8 @@ class WarehouseLayer(nn.Module):
             out = self.prepared.evaluate(x, seen, self.attention, self.geometry)
             if out is not None:
                 return out
+        if mixes_through_hidden(x, self.geometry, self.attention):
+            return evaluate_factored(x, *self.attention.factored(seen), self.warehouse.cells, self.geometry)
         cells, attention = self.warehouse.cells, self.attention(seen)
         if attention.dtype != cells.dtype:
             attention = attention.to(cells.dtype)

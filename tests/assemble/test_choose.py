@@ -57,7 +57,8 @@ def test_force_nests_and_ends() -> None:
 def test_unknown_strategy_is_refused() -> None:
     with (
         pytest.raises(
-            StrategyError, match=r"no strategy 'fast'; there are plain, depthwise, grouped, matmul, native, pointwise"
+            StrategyError,
+            match=r"no strategy 'fast'; there are plain, depthwise, grouped, hidden, matmul, native, pointwise",
         ),
         force("fast"),
     ):

@@ -5,15 +5,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernelwarehouse.assemble import depthwise, native, pointwise
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.errors import StrategyError
 
-STRATEGIES = ("plain", "depthwise", "grouped", "matmul", "native", "pointwise")
+if TYPE_CHECKING:  # attention.py imports this package
+    from kernelwarehouse.attention import Attention, AttentionShape
+
+STRATEGIES = ("plain", "depthwise", "grouped", "hidden", "matmul", "native", "pointwise")
 
 # Output positions up to which products of small matrices beat a grouped convolution (measured on a CPU with AVX2).
 _FEW_POSITIONS = 400
@@ -24,12 +28,20 @@ _SMALL_BATCH = 4
 _LARGE_IMAGE = 1000
 _LARGE_CELL = 128 * 128  # mixing dominates, and there the compiled kernels are ahead
 
+# Mixing through the hidden vector: from how many samples on it is thought of, which part of a layer's multiply-adds (on
+# a GPU, of those of mixing) may be left for it to pay against compiled kernels and pure PyTorch, and how many must go.
+_MANY_SAMPLES = 24
+_LEFT_OF_COMPILED = 0.55
+_LEFT_OF_PURE = 0.75
+_LEFT_OF_MIXING = 0.5
+_FEWEST_SAVED = 5e8
+
 # Strategies that cannot evaluate every layer.
 _PARTICULAR = {"depthwise": depthwise, "native": native, "pointwise": pointwise}
 
 # The rule looks at many things, which cost more than a small layer; it is asked once for every kind of input.
 _REMEMBERED = 4096
-_chosen: dict[tuple[Geometry, torch.Size, torch.dtype, str, type], "Choice"] = {}
+_chosen: dict[tuple[object, ...], "Choice"] = {}
 
 _forced: ContextVar[str | None] = ContextVar("kernelwarehouse_forced_strategy", default=None)
 
@@ -59,22 +71,81 @@ def forced() -> str | None:
     return None if torch.compiler.is_compiling() else _forced.get()
 
 
-def choose(x: Tensor, geometry: Geometry) -> Choice:
-    """How to evaluate a layer on this input."""
+def mixes_through_hidden(x: Tensor, geometry: Geometry, attention: "Attention") -> bool:
+    """Whether a layer is to be evaluated by `evaluate_factored`, and its attention not computed."""
+    if torch.compiler.is_compiling():
+        return False  # without looking at the size of the batch, which may be left open
+    if x.shape[0] < _MANY_SAMPLES and _forced.get() != "hidden":
+        return False  # the answer must cost a small layer nothing
+    return choose(x, geometry, attention).strategy == "hidden"
+
+
+def choose(x: Tensor, geometry: Geometry, attention: "Attention | None" = None) -> Choice:
+    """How to evaluate a layer on this input; where only its attentions are known, without the branch they come from."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return Choice("plain", "traced: compilers and function transforms should see the definition")
     wanted = forced()
     if wanted is not None:
-        if wanted in _PARTICULAR:
+        if x.numel() == 0:
+            return Choice("plain", "nothing to compute")
+        if wanted == "hidden":
+            _require_hidden(geometry, attention)
+        elif wanted in _PARTICULAR:
             _PARTICULAR[wanted].require(x, geometry)
         return Choice(wanted, "forced")
-    key = geometry, x.shape, x.dtype, x.device.type, type(x)
+    branch = None
+    if attention is not None and x.shape[0] >= _MANY_SAMPLES and _hidden_obstacle(attention) is None:
+        branch = None if torch.is_autocast_enabled("cpu") and x.device.type == "cpu" else attention.shape
+    key = geometry, x.shape, x.dtype, x.device.type, type(x), branch
     choice = _chosen.get(key)
     if choice is None:
         if len(_chosen) >= _REMEMBERED:
             _chosen.clear()
-        choice = _chosen[key] = _rule(x, geometry)
+        choice = _rule(x, geometry)
+        choice = _chosen[key] = choice if branch is None else _through_hidden(x, geometry, branch, choice)
     return choice
+
+
+def _hidden_obstacle(attention: "Attention | None") -> str | None:
+    if attention is None:
+        return "its attentions are given, not the branch that they come from"
+    shape = attention.shape
+    if shape.function != "caf":
+        return f"its attention function is {shape.function!r}; 'caf' is wanted"
+    if shape.own_cells_only:
+        return "its mixtures see their own cells only"
+    if not isinstance(attention.fc2, nn.Linear):
+        return f"the last layer of its attention is a {type(attention.fc2).__name__}, not a linear one"
+    for name, part in (("attention", attention), ("attention.fc2", attention.fc2)):
+        if part._forward_hooks or part._forward_pre_hooks:
+            return f"a hook wants to see what its {name} computes"
+    return None
+
+
+def _require_hidden(geometry: Geometry, attention: "Attention | None") -> None:
+    problem = _hidden_obstacle(attention)
+    if problem is not None:
+        raise StrategyError(f"the layer with kernel {geometry.partition.kernel_shape} cannot be hidden: {problem}")
+
+
+def _through_hidden(x: Tensor, geometry: Geometry, shape: "AttentionShape", usual: Choice) -> Choice:
+    """Mixing through the hidden vector, or what is usual otherwise."""
+    batch, units, cells = x.shape[0], shape.units, shape.cells
+    if usual.strategy == "plain" or geometry.groups > 1 or type(x) is not Tensor:
+        return usual
+    positions = math.prod(geometry.output_size(tuple(x.shape[2:]))) if geometry.spatial_axes else x.shape[1]
+    mixed = units + units * cells / batch  # kernels mixed for a sample
+    if x.device.type == "cpu":
+        # Products of one kernel position and many output positions are a library's, in backward at least.
+        library = pointwise.obstacle(geometry) is None and positions > native.MANY_POSITIONS
+        limit = _LEFT_OF_COMPILED if usual.strategy == "native" and not library else _LEFT_OF_PURE
+        left = (positions + mixed) / (positions + cells)
+    else:
+        limit, left = _LEFT_OF_MIXING, mixed / cells
+    saved = batch * (cells - mixed) * math.prod(geometry.partition.kernel_shape)
+    if left > limit or saved < _FEWEST_SAVED:
+        return usual
+    return Choice("hidden", f"mixes {units} kernels for the batch, then {units} instead of {cells} for each sample")
 
 
 def _rule(x: Tensor, geometry: Geometry) -> Choice:

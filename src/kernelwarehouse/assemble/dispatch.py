@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernelwarehouse.assemble import depthwise, grouped, matmul, native, plain, pointwise
+from kernelwarehouse.assemble import depthwise, factored, grouped, matmul, native, plain, pointwise
 from kernelwarehouse.assemble.choose import choose
 from kernelwarehouse.assemble.function import Recomputed, Strategy
 from kernelwarehouse.assemble.geometry import Geometry
@@ -25,15 +25,36 @@ def evaluate(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) ->
     `cells` `[n, *cell]`. Which strategy is used is for `choose` to say; all compute the same.
     """
     _check(x, attention, cells, geometry)
+    dtype = _autocast_dtype(x)
+    if dtype is None:
+        return _run(x, attention, cells, geometry)
+    with torch.autocast(x.device.type, enabled=False):
+        return _run(x.to(dtype), attention.to(dtype), cells.to(dtype), geometry)
+
+
+def evaluate_factored(x: Tensor, coefficients: Tensor, factors: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+    """The same for the attention `coefficients @ factors`, which is not computed (see `factored`).
+
+    `coefficients` are `[batch, m, r]`, `factors` `[m, r, n]`.
+    """
+    if x.numel() == 0:
+        attention = torch.matmul(coefficients.transpose(0, 1), factors).transpose(0, 1)
+        return plain.evaluate(x, attention, cells, geometry)
+    dtype = _autocast_dtype(x)
+    if dtype is not None:
+        x, cells = x.to(dtype), cells.to(dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        tensors = x, coefficients.to(cells.dtype), factors.to(cells.dtype), cells
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return factored.Factored.apply(geometry, *tensors)
+        return factored.forward(*tensors, geometry)
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast computes in, where it is on. It leaves float64 alone, and devices such as meta have none."""
     device = x.device.type
-    # Autocast leaves float64 alone, and devices such as meta have none.
     casts = x.dtype != torch.float64 and torch.amp.is_autocast_available(device)
-    if casts and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        x, attention, cells = x.to(dtype), attention.to(dtype), cells.to(dtype)
-        with torch.autocast(device, enabled=False):
-            return _run(x, attention, cells, geometry)
-    return _run(x, attention, cells, geometry)
+    return torch.get_autocast_dtype(device) if casts and torch.is_autocast_enabled(device) else None
 
 
 def _run(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:

@@ -22,6 +22,15 @@ class Strategy(Protocol):
         """Gradients of input (where wanted), attentions and cells."""
 
 
+def refuse_second_derivative() -> None:
+    """Raise in a backward that is being recorded."""
+    if torch.is_grad_enabled():
+        raise StrategyError(
+            "backward with create_graph=True reached a layer evaluated by a strategy that cannot be differentiated "
+            'twice; run the forward pass inside `with kernelwarehouse.assemble.force("plain"):`'
+        )
+
+
 class Recomputed(Function):
     """A strategy as one differentiable step that saves its three inputs and nothing else."""
 
@@ -35,11 +44,7 @@ class Recomputed(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor | None, Tensor, Tensor]:
-        if torch.is_grad_enabled():
-            raise StrategyError(
-                "backward with create_graph=True reached a layer evaluated by a strategy that cannot be differentiated "
-                'twice; run the forward pass inside `with kernelwarehouse.assemble.force("plain"):`'
-            )
+        refuse_second_derivative()
         x, attention, cells = ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
             grads = ctx.strategy.backward(grad, x, attention, cells, ctx.geometry, ctx.needs_input_grad[2])

@@ -57,7 +57,7 @@ def _attention_rows(attention: Tensor, partition: Partition) -> Tensor:
     return grid.permute(1, 3, 0, 2, 4).contiguous()
 
 
-def _cells_by_position(cells: Tensor, partition: Partition) -> Tensor:
+def cells_by_position(cells: Tensor, partition: Partition) -> Tensor:
     """`[n, *cell]` -> `[positions inside a cell, n, cell out * cell in]`."""
     flat = cells.reshape(cells.shape[0], partition.cell_shape[0] * partition.cell_shape[1], -1)
     return flat.permute(2, 0, 1).contiguous()
@@ -98,7 +98,7 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
     """The output of a layer without its bias."""
     partition, source = geometry.partition, _Input(x, geometry)
     cell_in, kernel_rows = partition.cell_shape[1], geometry.out_channels * partition.kernel_shape[1]
-    rows, cell_stack = _attention_rows(attention, partition), _cells_by_position(cells, partition)
+    rows, cell_stack = _attention_rows(attention, partition), cells_by_position(cells, partition)
     shape = (x.shape[1], geometry.out_channels) if source.linear else (geometry.out_channels, *source.out_size)
     out = x.new_empty(x.shape[0], *shape)
     for chunk in _chunks(x.shape[0], kernel_rows):
@@ -132,7 +132,7 @@ def backward(
     """Gradients of input, attentions and cells; kernels are mixed again, position by position."""
     partition, source = geometry.partition, _Input(x, geometry)
     cell_in, kernel_rows = partition.cell_shape[1], geometry.out_channels * partition.kernel_shape[1]
-    rows, cell_stack = _attention_rows(attention, partition), _cells_by_position(cells, partition)
+    rows, cell_stack = _attention_rows(attention, partition), cells_by_position(cells, partition)
     grad_rows, grad_cells = torch.zeros_like(rows), torch.zeros_like(cell_stack)
     grad_padded = torch.zeros_like(source.padded) if wants_input else None
     grad = grad.contiguous()

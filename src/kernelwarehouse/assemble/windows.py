@@ -1,0 +1,99 @@
+"""The input of a layer laid out so that what each kernel position sees is a run of it: nothing is copied for any."""
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernelwarehouse.assemble.geometry import Geometry
+
+
+@dataclass(frozen=True)
+class Window:
+    """One position of the kernel: the run of the input that it sees, and where its numbers come from."""
+
+    phase: tuple[int, ...]
+    run: slice
+    position: int  # among the mixtures
+    inner: int  # inside a cell
+
+
+class Windows:
+    """The padded input as `[batch, in, places]`: a row of it after the other.
+
+    Outputs are computed as if they had as many columns as the input has; `narrow` cuts the surplus off. With a stride,
+    places whose distance is no multiple of it are kept apart, in phases. The tokens of a linear layer are one row.
+    """
+
+    def __init__(self, x: Tensor, geometry: Geometry) -> None:
+        self.x, self.geometry, self.linear = x, geometry, geometry.spatial_axes == 0
+        self.out_size = (x.shape[1],) if self.linear else geometry.output_size(tuple(x.shape[2:]))
+        self.size = self.out_size if self.linear else self._phase_size()
+        self._pitches = [math.prod(self.size[axis + 1 :]) for axis in range(len(self.size))]
+        self.length = sum((size - 1) * pitch for size, pitch in zip(self.out_size, self._pitches, strict=True)) + 1
+        self._edges = self._around()
+        self.windows = [self._window(place) for place in product(*map(range, geometry.kernel_size))]
+        padded = self._pad(x.transpose(1, 2) if self.linear else x, self._edges)
+        self.phases = {phase: self._pick(padded, phase).flatten(2) for phase in {w.phase for w in self.windows}}
+
+    def _phase_size(self) -> tuple[int, ...]:
+        """The outputs, and what the kernel reaches further."""
+        geometry = self.geometry
+        axes = zip(self.out_size, geometry.kernel_size, geometry.dilation, geometry.stride, strict=True)
+        return tuple(out + dilation * (kernel - 1) // stride for out, kernel, dilation, stride in axes)
+
+    def _around(self) -> list[int]:
+        """What is added before and after each axis, last axis first (negative: cut off)."""
+        geometry, edges = self.geometry, []
+        for space, pad, stride, size in zip(
+            self.x.shape[2:], geometry.padding, geometry.stride, self.size, strict=False
+        ):
+            edges += [stride * size - space - pad, pad]
+        return edges[::-1]
+
+    @staticmethod
+    def _pad(x: Tensor, edges: list[int]) -> Tensor:
+        return F.pad(x, edges) if any(edges) else x
+
+    def _window(self, place: tuple[int, ...]) -> Window:
+        geometry, partition, phase = self.geometry, self.geometry.partition, []
+        start, position, inner = 0, 0, 0
+        for axis, at in enumerate(place):
+            steps, rest = divmod(at * geometry.dilation[axis], geometry.stride[axis])
+            phase.append(rest)
+            start += steps * self._pitches[axis]
+            count, width = partition.counts[2 + axis], partition.cell_shape[2 + axis]
+            position, inner = position * count + at // width, inner * width + at % width
+        return Window(tuple(phase), slice(start, start + self.length), position, inner)
+
+    def _pick(self, padded: Tensor, phase: tuple[int, ...]) -> Tensor:
+        steps = zip(phase, self.geometry.stride, strict=True)
+        return padded[(slice(None), slice(None), *(slice(start, None, stride) for start, stride in steps))]
+
+    def new_output(self) -> Tensor:
+        """Zeros, `[batch, out, places]`."""
+        return self.x.new_zeros(self.x.shape[0], self.geometry.out_channels, self.out_size[0] * self._pitches[0])
+
+    def narrow(self, out: Tensor) -> Tensor:
+        """The output of the layer from that with surplus columns."""
+        out = out.unflatten(2, (self.out_size[0], *self.size[1:]))
+        out = out[(slice(None), slice(None), *(slice(size) for size in self.out_size))]
+        return (out.transpose(1, 2) if self.linear else out).contiguous()
+
+    def widen(self, grad: Tensor) -> Tensor:
+        """The other way round, with zeros in the surplus columns."""
+        grad = (grad.transpose(1, 2) if self.linear else grad).contiguous()
+        surplus = [edge for size, out in zip(self.size[1:], self.out_size[1:], strict=True) for edge in (size - out, 0)]
+        return self._pad(grad, surplus[::-1]).flatten(2)[..., : self.length]
+
+    def join(self, phases: dict[tuple[int, ...], Tensor]) -> Tensor:
+        """The gradient of the input from those of its phases."""
+        if self.linear:
+            return phases[()].transpose(1, 2)
+        sizes = [size * stride for size, stride in zip(self.size, self.geometry.stride, strict=True)]
+        padded = self.x.new_zeros(*self.x.shape[:2], *sizes)
+        for phase, grad in phases.items():
+            self._pick(padded, phase).copy_(grad.unflatten(2, self.size))
+        return self._pad(padded, [-edge for edge in self._edges])
