@@ -14,46 +14,43 @@ if TYPE_CHECKING:  # attention.py calls this module
 
 def fused_attention(attention: "Attention", x: Tensor, epsilon: float) -> Tensor | None:
     """What `attention(x)` gives, or `None` where the compiled call does not apply."""
-    if forced() not in (None, "native") or not _applies(attention, x):
+    parameters = _parameters(attention, x) if forced() in (None, "native") else None
+    if parameters is None:
         return None
-    beta, tau = attention.beta, attention.get_temperature()
-    return torch.ops.kernelwarehouse.attention(*_parameters(attention, x), attention.shape.mixtures, beta, tau, epsilon)
+    beta, tau = attention._buffers["beta"], attention.get_temperature()
+    return torch.ops.kernelwarehouse.attention(*parameters, attention.shape.mixtures, beta, tau, epsilon)
 
 
 def fused_coefficients(attention: "Attention", x: Tensor, epsilon: float) -> tuple[Tensor, Tensor] | None:
     """The hidden vector with a 1 at its end, and 1 / normaliser of every mixture; or `None`, as above."""
-    if not _applies(attention, x):
-        return None
     parameters = _parameters(attention, x)
+    if parameters is None:
+        return None
     return torch.ops.kernelwarehouse.attention_coefficients(*parameters, attention.shape.mixtures, epsilon)
 
 
-def _applies(attention: "Attention", x: Tensor) -> bool:
+def _parameters(attention: "Attention", x: Tensor) -> tuple[object, ...] | None:
+    """What the compiled calls begin with, where they apply (a module's own look-up takes longer than what it finds)."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or type(x) is not Tensor:
-        return False
+        return None
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-        return False
-    shape, modules = attention.shape, attention._modules  # a module's own look-up takes longer than what is looked up
-    fc1, norm, fc2 = modules["fc1"], modules["norm"], modules["fc2"]
+        return None
+    shape, modules = attention.shape, attention._modules
     if shape.function != "caf" or shape.low_rank is not None or shape.own_cells_only:
-        return False
-    if type(norm) is not nn.BatchNorm1d or type(fc1) is not nn.Linear or type(fc2) is not nn.Linear:
-        return False
-    if norm.training or any(part._forward_hooks or part._forward_pre_hooks for part in (fc1, norm, fc2)):
-        return False  # batch statistics, or somebody wants to see the steps
-    if norm._buffers["running_mean"] is None or x.numel() == 0 or not load_native():
-        return False
-    weight = fc1._parameters["weight"]
-    if weight is None or weight.dtype != torch.float32:
-        return False
-    return x.dim() > 1 and x.shape[1] == weight.shape[1]  # else the steps say what is wrong
-
-
-def _parameters(attention: "Attention", x: Tensor) -> tuple[object, ...]:
-    modules = attention._modules
+        return None
     fc1, norm, fc2 = modules["fc1"], modules["norm"], modules["fc2"]
-    if not (isinstance(fc1, nn.Linear) and isinstance(norm, nn.BatchNorm1d) and isinstance(fc2, nn.Linear)):
-        raise TypeError(f"{type(attention).__name__} has other layers than _applies has seen")
-    scale, statistics, logits = norm._parameters, norm._buffers, fc2._parameters
-    running = statistics["running_mean"], statistics["running_var"], norm.eps
-    return x, fc1._parameters["weight"], scale["weight"], scale["bias"], *running, logits["weight"], logits["bias"]
+    if type(norm) is not nn.BatchNorm1d or type(fc1) is not nn.Linear or type(fc2) is not nn.Linear:
+        return None
+    for part in (fc1, norm, fc2):
+        if part._forward_hooks or part._forward_pre_hooks:  # somebody wants to see the steps
+            return None
+    first, scale, statistics, logits = fc1._parameters, norm._parameters, norm._buffers, fc2._parameters
+    weight, mean = first["weight"], statistics["running_mean"]
+    if norm.training or mean is None or weight is None or weight.dtype != torch.float32:
+        return None
+    if x.dim() < 2 or x.shape[1] != weight.shape[1] or x.numel() == 0:  # the steps say what is wrong
+        return None
+    if not load_native():
+        return None
+    running = mean, statistics["running_var"], norm.eps
+    return x, weight, scale["weight"], scale["bias"], *running, logits["weight"], logits["bias"]
