@@ -1,0 +1,65 @@
+"""Files and folders that are whole or not there: written aside, synced, renamed. Every writer of the project is here.
+
+A crash, a full disk or a kill leaves the old content or the new one, never half of it. At worst a hidden file with a
+random name stays beside it. What fails here is an `OSError`; callers say what it means to their user.
+"""
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A name beside `path`, with its suffix, to write a file to; it takes the place of `path` when the block ends well.
+
+    The file gets the permissions that the process's umask gives to new files, whatever the writer chose.
+    """
+    path = Path(path)
+    aside = path.with_name(f".{secrets.token_hex(4)}-{path.name}")
+    try:
+        aside.open("xb").close()
+        permissions = stat.S_IMODE(aside.stat().st_mode)
+        yield aside
+        aside.chmod(permissions)
+        _sync_file(aside)
+        os.replace(aside, path)
+        sync_folder(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Replace a file by this content in one step; text is written as UTF-8."""
+    with replacing(path) as aside:
+        aside.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def replace_link(link: Path, target: Path) -> None:
+    """Make `link` a symbolic link to `target`, in one step where it is one already."""
+    aside = link.with_name(f".{secrets.token_hex(4)}-{link.name}")
+    try:
+        aside.symlink_to(target)
+        os.replace(aside, link)
+        sync_folder(link.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())

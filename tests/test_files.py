@@ -1,0 +1,111 @@
+"""Writing files so that nothing is lost."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from kernelwarehouse import _files
+
+
+def test_content_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    _files.write_file(path, "old")
+    _files.write_file(path, "new: ü")
+    assert path.read_text(encoding="utf-8") == "new: ü"
+    _files.write_file(path, b"\x00\xff")
+    assert path.read_bytes() == b"\x00\xff"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_block_keeps_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    _files.write_file(path, "old")
+
+    def interrupted() -> None:
+        with _files.replacing(path) as aside:
+            aside.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failed_disk_keeps_the_old_content(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file.txt"
+    _files.write_file(path, "old")
+
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(OSError, match="No space left"):
+        _files.write_file(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_are_synced_before_they_get_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    real_sync, real_replace = os.fsync, os.replace
+
+    def sync(descriptor: int) -> None:
+        happened.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        real_sync(descriptor)
+
+    def replace(old: Path, new: Path) -> None:
+        happened.append("rename")
+        real_replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    _files.write_file(tmp_path / "file.txt", "text")
+    assert happened == ["file", "rename", "folder"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_permissions_follow_the_umask_whatever_the_writer_does(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        with _files.replacing(tmp_path / "file") as aside:
+            aside.unlink()
+            os.close(os.open(aside, os.O_CREAT | os.O_WRONLY, 0o600))  # as libraries that replace the file do
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
+
+
+def test_the_name_aside_keeps_the_suffix(tmp_path: Path) -> None:
+    with _files.replacing(tmp_path / "plot.png") as aside:
+        assert aside.suffix == ".png"
+        assert aside.parent == tmp_path
+
+
+def test_links_are_replaced_in_one_step(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_text(name)
+    link = tmp_path / "link"
+    _files.replace_link(link, Path("one"))
+    broken: list[str] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            if (link / "content").read_text() not in ("one", "two"):
+                broken.append("neither")
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(50):
+        _files.replace_link(link, Path(("one", "two")[turn % 2]))
+    done.set()
+    reader.join()
+    assert not broken
+    assert link.is_symlink()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"one", "two", "link"}
