@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import kernelwarehouse as kw
 from benchmarks.cases import MODES, Case, converted_network, runner, static_network
-from kernelwarehouse.explain import layer_costs
+from kernelwarehouse.costs import layer_costs
 
 Runs = dict[str, Callable[[], None]]
 

@@ -1,9 +1,8 @@
 """KernelWarehouse for PyTorch: dynamic convolution with warehouses of shared kernel cells."""
 
-import kernelwarehouse.training.small_networks  # noqa: F401  registers its networks with timm, where load looks
-from kernelwarehouse.checkpoint import load, save
 from kernelwarehouse.config import Override, WarehouseConfig
-from kernelwarehouse.convert import convert, plan_of
+from kernelwarehouse.conversion import convert, plan_of
+from kernelwarehouse.costs import explain
 from kernelwarehouse.errors import (
     CheckpointError,
     ConfigError,
@@ -13,11 +12,11 @@ from kernelwarehouse.errors import (
     PlanError,
     UnknownPresetError,
 )
-from kernelwarehouse.explain import explain
 from kernelwarehouse.inference import Preparation, prepare_inference
-from kernelwarehouse.plan import Plan
-from kernelwarehouse.planning import plan
-from kernelwarehouse.published import load_published
+from kernelwarehouse.planning.api import plan
+from kernelwarehouse.planning.plan import Plan
+from kernelwarehouse.saving.checkpoint import load, save
+from kernelwarehouse.saving.published import load_published
 from kernelwarehouse.temperature import TemperatureSchedule, get_temperature, set_temperature
 from kernelwarehouse.zoo import create_model
 

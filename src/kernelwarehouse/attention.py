@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernelwarehouse.assemble.branch import fused_attention
 from kernelwarehouse.config import AttentionFunction, Norm, check_choice, check_positive
 from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.temperature import HasTemperature
@@ -145,8 +144,7 @@ class Attention(HasTemperature):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[batch, in_channels, *space]`, or means `[batch, in_channels]`, -> `[batch, mixtures, cells]`."""
-        fused = fused_attention(self, x, NORMALISER_EPS)
-        return self.weights(self.logits(self.hidden(x))) if fused is None else fused
+        return self.weights(self.logits(self.hidden(x)))
 
     def hidden(self, x: Tensor) -> Tensor:
         """The hidden vector, `[batch, hidden]`, for an input as above."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
+from kernelwarehouse._terminal import console
 from kernelwarehouse.data import DataSet, open_dataset
 from kernelwarehouse.report.page import write_page
-from kernelwarehouse.report.run import result_table, runs_page, summarise_run
-from kernelwarehouse.terminal import console
+from kernelwarehouse.report.run import result_table, runs_page, summarise_run, write_run_report
 from kernelwarehouse.training.api import train
 from kernelwarehouse.training.network import build_network
 from kernelwarehouse.training.recipe import Recipe, load_recipe
@@ -43,7 +43,9 @@ def main() -> int:
     summaries = []
     for name in (STATIC, TWIN):
         out.print(f"\nTraining {name} (in {output / name}; the same command again resumes it):")
-        summaries.append(summarise_run(train(name, data, recipe, output / name, options=OPTIONS), data))
+        folder = train(name, data, recipe, output / name, options=OPTIONS)
+        write_run_report(folder, data)
+        summaries.append(summarise_run(folder, data))
 
     title = f"{STATIC} and its KernelWarehouse twin"
     about = f"{recipe.epochs} epochs on {data.name} images, the same recipe, seed and order of images for both."

@@ -9,15 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernelwarehouse.assemble import Geometry, evaluate, evaluate_factored, mixes_through_hidden
+from kernelwarehouse.assemble.branch import attend
 from kernelwarehouse.assemble.hidden import Prepared
+from kernelwarehouse.assignment import beta
 from kernelwarehouse.attention import Attention
-from kernelwarehouse.build import build_attentions, build_warehouse, initialise, kaiming_normal
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.errors import KernelWarehouseError
-from kernelwarehouse.grouping import Group, plan_warehouse
 from kernelwarehouse.partition import Partition
-from kernelwarehouse.spec import Kind, LayerSpec
-from kernelwarehouse.warehouse import Warehouse
+from kernelwarehouse.planning.cells import plan_warehouse
+from kernelwarehouse.planning.plan import PlannedWarehouse
+from kernelwarehouse.planning.spec import Group, Kind, LayerSpec
+from kernelwarehouse.warehouse import Warehouse, draw_cells, kaiming_normal
 
 Size = int | tuple[int, ...]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -31,14 +33,26 @@ class Source:
     attention: Attention
 
 
+def make_sources(
+    planned: PlannedWarehouse, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> list[Source]:
+    """A warehouse with empty cells, and for each of its layers a new attention."""
+    warehouse = Warehouse(planned.name, planned.cells, planned.cell_shape, device, dtype)
+    sources = []
+    for index, ranges in enumerate(planned.starts()):
+        starts = None if planned.start == "none" else beta(ranges, planned.cells)
+        sources.append(Source(warehouse, Attention(planned.attention_shape(index), starts, device, dtype)))
+    return sources
+
+
 def own_source(
     spec: LayerSpec, config: WarehouseConfig, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> Source:
     """A warehouse for one layer alone, with cells as new."""
     planned = plan_warehouse(Group(spec.name, (spec,), (spec,)), config)
-    warehouse = build_warehouse(planned, device, dtype)
-    initialise(warehouse, planned, kaiming_normal)
-    return Source(warehouse, build_attentions(planned, device, dtype)[0])
+    [source] = make_sources(planned, device, dtype)
+    draw_cells(source.warehouse.cells, planned.partitions[0], planned.claims[0], kaiming_normal)
+    return source
 
 
 class WarehouseLayer(nn.Module):
@@ -73,7 +87,7 @@ class WarehouseLayer(nn.Module):
                 return out
         if mixes_through_hidden(x, self.geometry, self.attention):
             return evaluate_factored(x, *self.attention.factored(seen), self.warehouse.cells, self.geometry)
-        cells, attention = self.warehouse.cells, self.attention(seen)
+        cells, attention = self.warehouse.cells, attend(self.attention, seen)
         if attention.dtype != cells.dtype:
             attention = attention.to(cells.dtype)
         return evaluate(x, attention, cells, self.geometry)

@@ -1,10 +1,20 @@
-"""The warehouse: cells that several layers share."""
+"""The warehouse: cells that several layers share, and the values they start with."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+
+from kernelwarehouse.partition import Partition
+
+Initializer = Callable[[Tensor], object]
+"""Fills a kernel in place, such as `torch.nn.init.kaiming_normal_`."""
+
+kaiming_normal: Initializer = partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu")
+"""How static convolutions start, fan_out of the whole kernel."""
 
 
 class Warehouse(nn.Module):
@@ -95,3 +105,50 @@ def seed_cells(cells: Tensor, pieces: Tensor, ranges: list[range]) -> None:
         target = pieces[mixtures].double().mean(0)
         present = cells[chosen].double()
         cells[chosen] = (present + (target - present.sum(0)) / len(run)).to(cells.dtype)
+
+
+@torch.no_grad()
+def seed_from_kernels(
+    cells: Tensor,
+    partitions: Sequence[Partition],
+    claims: Sequence[range],
+    starts: Sequence[Sequence[range]],
+    kernels: Sequence[Tensor | None],
+) -> None:
+    """Give the cells the values under which the layers, at temperature 1, come nearest to their static kernels.
+
+    One entry a layer: how its kernel is cut, the cells it claims, the cells that each of its mixtures starts from, and
+    the kernel. With a whole budget of 1 or more and a cell for every mixture the kernels are met exactly. Cells that no
+    mixture starts from are drawn anew, as wide as the kernel of the layer that claims them. With fewer cells than
+    mixtures, a cell becomes the piece of the mixture that starts from it: the other mixtures are zero at temperature 1
+    whatever the cells are, so no other choice is nearer to the static kernel. The cells of a layer without a kernel
+    are as new.
+    """
+    pieces: list[Tensor] = []
+    ranges: list[range] = []
+    for partition, claim, layer_starts, kernel in zip(partitions, claims, starts, kernels, strict=True):
+        alike = kaiming_normal if kernel is None else partial(nn.init.normal_, std=float(kernel.std(correction=0)))
+        draw_cells(cells, partition, claim, alike)
+        if kernel is not None:
+            pieces.append(partition.split(kernel))
+            ranges += layer_starts
+    seed_cells(cells, torch.cat(pieces), ranges)
+
+
+@torch.no_grad()
+def draw_cells(cells: Tensor, partition: Partition, claim: range, initializer: Initializer) -> None:
+    """Fill the cells that a layer claims with the pieces of whole kernels.
+
+    With b cells a mixture, b kernels are drawn, and piece i of the j-th becomes cell `i * b + j` of the layer.
+    """
+    if not claim:
+        return
+    kernels = math.ceil(len(claim) / partition.mixtures)
+    drawn = []
+    for _ in range(kernels):
+        kernel = torch.empty(partition.kernel_shape, device=cells.device, dtype=cells.dtype)
+        initializer(kernel)
+        drawn.append(partition.split(kernel))
+    pieces = torch.stack(drawn, 1).flatten(0, 1)
+    chosen = torch.arange(len(claim), device=cells.device) * len(pieces) // len(claim)
+    cells[claim.start : claim.stop] = pieces[chosen]

@@ -5,7 +5,7 @@ import torch
 
 from kernelwarehouse.assemble import force
 from kernelwarehouse.assemble.branch import fused_attention, fused_coefficients
-from kernelwarehouse.attention import NORMALISER_EPS, Attention, AttentionShape
+from kernelwarehouse.attention import Attention, AttentionShape
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.layers import Conv2d
 
@@ -30,7 +30,7 @@ def _attention(tau: float, **changes: object) -> Attention:
 @torch.no_grad()
 def test_same_weights(tau: float, batch: int) -> None:
     attention, pooled = _attention(tau), torch.randn(batch, 12)
-    fused = fused_attention(attention, pooled, NORMALISER_EPS)
+    fused = fused_attention(attention, pooled)
     assert fused is not None
     with force("plain"):
         torch.testing.assert_close(fused, attention(pooled), rtol=1e-5, atol=1e-6)
@@ -45,7 +45,7 @@ def test_means_over_positions(space: tuple[int, ...]) -> None:
         wanted = exact(x.double())
     last = x.movedim(1, -1).contiguous().movedim(-1, 1)
     for given in (x, last, torch.stack([x, x], -1)[..., 0]):
-        fused = fused_attention(attention, given, NORMALISER_EPS)
+        fused = fused_attention(attention, given)
         assert fused is not None
         torch.testing.assert_close(fused, wanted.float(), rtol=1e-4, atol=1e-6)
 
@@ -67,7 +67,7 @@ def test_zero_logits_give_no_nan() -> None:
 @torch.no_grad()
 def test_coefficients() -> None:
     attention, pooled = _attention(0.0), torch.randn(4, 12)
-    coefficients = fused_coefficients(attention, pooled, NORMALISER_EPS)
+    coefficients = fused_coefficients(attention, pooled)
     assert coefficients is not None
     hidden = attention.hidden(pooled)
     torch.testing.assert_close(coefficients[0], torch.cat([hidden, torch.ones(4, 1)], 1), rtol=1e-5, atol=1e-6)
@@ -81,14 +81,14 @@ def test_steps_are_taken_where_one_call_does_not_apply() -> None:
     pooled = torch.randn(2, 12)
     ways = [_attention(0.0, norm="layer"), _attention(0.0, function="softmax"), _attention(0.0).double()]
     for attention in ways:
-        assert fused_attention(attention, pooled.to(attention.fc1.weight.dtype), NORMALISER_EPS) is None
+        assert fused_attention(attention, pooled.to(attention.fc1.weight.dtype)) is None
     attention = _attention(0.0)
     seen = []
     attention.fc2.register_forward_hook(lambda *_: seen.append(1))
     attention(pooled)
     assert seen == [1]
     with torch.enable_grad():
-        assert fused_attention(_attention(0.0), pooled, NORMALISER_EPS) is None
+        assert fused_attention(_attention(0.0), pooled) is None
 
 
 def test_layer_gives_the_same_with_and_without_gradients() -> None:

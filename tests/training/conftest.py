@@ -1,29 +1,8 @@
-"""Data and recipes for runs of seconds."""
+"""Recipes for runs of seconds."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
-from tiny_things import striped_arrays
 
-from kernelwarehouse.data import ArrayImages, DataSet
 from kernelwarehouse.training.recipe import Recipe, load_recipe
-
-
-@pytest.fixture(scope="session")
-def striped() -> DataSet:
-    train, validation = striped_arrays(64, 0), striped_arrays(25, 1)
-    names = ("rows", "columns", "down", "up")
-    return DataSet("striped", names, ArrayImages(*train, "train"), ArrayImages(*validation, "validation"))
-
-
-@pytest.fixture(scope="session")
-def striped_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "striped.npz"
-    (x_train, y_train), (x_test, y_test) = striped_arrays(64, 0), striped_arrays(25, 1)
-    classes = np.array(["rows", "columns", "down", "up"])
-    np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes)
-    return path
 
 
 @pytest.fixture

@@ -1,35 +1,38 @@
 """The attention branch in inference as one compiled call: its dozen tiny steps cost more to start than to do."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from kernelwarehouse.assemble.build import load_native
 from kernelwarehouse.assemble.choose import forced
-
-if TYPE_CHECKING:  # attention.py calls this module
-    from kernelwarehouse.attention import Attention
+from kernelwarehouse.attention import NORMALISER_EPS, Attention
 
 
-def fused_attention(attention: "Attention", x: Tensor, epsilon: float) -> Tensor | None:
+def attend(attention: Attention, x: Tensor) -> Tensor:
+    """What `attention(x)` gives, by the compiled call where it applies."""
+    # A module's call does nothing but run its hooks and its forward; with a hook there is more to do.
+    fused = None if attention._forward_hooks or attention._forward_pre_hooks else fused_attention(attention, x)
+    return attention(x) if fused is None else fused
+
+
+def fused_attention(attention: Attention, x: Tensor) -> Tensor | None:
     """What `attention(x)` gives, or `None` where the compiled call does not apply."""
     parameters = _parameters(attention, x) if forced() in (None, "native") else None
     if parameters is None:
         return None
     beta, tau = attention._buffers["beta"], attention.get_temperature()
-    return torch.ops.kernelwarehouse.attention(*parameters, attention.shape.mixtures, beta, tau, epsilon)
+    return torch.ops.kernelwarehouse.attention(*parameters, attention.shape.mixtures, beta, tau, NORMALISER_EPS)
 
 
-def fused_coefficients(attention: "Attention", x: Tensor, epsilon: float) -> tuple[Tensor, Tensor] | None:
+def fused_coefficients(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor] | None:
     """The hidden vector with a 1 at its end, and 1 / normaliser of every mixture; or `None`, as above."""
     parameters = _parameters(attention, x)
     if parameters is None:
         return None
-    return torch.ops.kernelwarehouse.attention_coefficients(*parameters, attention.shape.mixtures, epsilon)
+    return torch.ops.kernelwarehouse.attention_coefficients(*parameters, attention.shape.mixtures, NORMALISER_EPS)
 
 
-def _parameters(attention: "Attention", x: Tensor) -> tuple[object, ...] | None:
+def _parameters(attention: Attention, x: Tensor) -> tuple[object, ...] | None:
     """What the compiled calls begin with, where they apply (a module's own look-up takes longer than what it finds)."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or type(x) is not Tensor:
         return None

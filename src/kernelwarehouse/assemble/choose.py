@@ -5,17 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from kernelwarehouse.assemble import depthwise, native, pointwise
 from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.attention import Attention, AttentionShape
 from kernelwarehouse.errors import StrategyError
-
-if TYPE_CHECKING:  # attention.py imports this package
-    from kernelwarehouse.attention import Attention, AttentionShape
 
 STRATEGIES = ("plain", "depthwise", "grouped", "hidden", "matmul", "native", "pointwise")
 
@@ -71,7 +68,7 @@ def forced() -> str | None:
     return None if torch.compiler.is_compiling() else _forced.get()
 
 
-def mixes_through_hidden(x: Tensor, geometry: Geometry, attention: "Attention") -> bool:
+def mixes_through_hidden(x: Tensor, geometry: Geometry, attention: Attention) -> bool:
     """Whether a layer is to be evaluated by `evaluate_factored`, and its attention not computed."""
     if torch.compiler.is_compiling():
         return False  # without looking at the size of the batch, which may be left open
@@ -80,7 +77,7 @@ def mixes_through_hidden(x: Tensor, geometry: Geometry, attention: "Attention") 
     return choose(x, geometry, attention).strategy == "hidden"
 
 
-def choose(x: Tensor, geometry: Geometry, attention: "Attention | None" = None) -> Choice:
+def choose(x: Tensor, geometry: Geometry, attention: Attention | None = None) -> Choice:
     """How to evaluate a layer on this input; where only its attentions are known, without the branch they come from."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return Choice("plain", "traced: compilers and function transforms should see the definition")
@@ -106,7 +103,7 @@ def choose(x: Tensor, geometry: Geometry, attention: "Attention | None" = None) 
     return choice
 
 
-def _hidden_obstacle(attention: "Attention | None") -> str | None:
+def _hidden_obstacle(attention: Attention | None) -> str | None:
     if attention is None:
         return "its attentions are given, not the branch that they come from"
     shape = attention.shape
@@ -122,13 +119,13 @@ def _hidden_obstacle(attention: "Attention | None") -> str | None:
     return None
 
 
-def _require_hidden(geometry: Geometry, attention: "Attention | None") -> None:
+def _require_hidden(geometry: Geometry, attention: Attention | None) -> None:
     problem = _hidden_obstacle(attention)
     if problem is not None:
         raise StrategyError(f"the layer with kernel {geometry.partition.kernel_shape} cannot be hidden: {problem}")
 
 
-def _through_hidden(x: Tensor, geometry: Geometry, shape: "AttentionShape", usual: Choice) -> Choice:
+def _through_hidden(x: Tensor, geometry: Geometry, shape: AttentionShape, usual: Choice) -> Choice:
     """Mixing through the hidden vector, or what is usual otherwise."""
     batch, units, cells = x.shape[0], shape.units, shape.cells
     if usual.strategy == "plain" or geometry.groups > 1 or type(x) is not Tensor:

@@ -19,7 +19,7 @@ from kernelwarehouse.assemble.branch import fused_coefficients
 from kernelwarehouse.assemble.choose import forced
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.plain import apply_kernels, apply_static
-from kernelwarehouse.attention import NORMALISER_EPS, Attention
+from kernelwarehouse.attention import Attention
 
 # Assembled numbers alive at once in the pure-PyTorch way.
 _BLOCK = 2 << 20
@@ -96,7 +96,7 @@ def _versions(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int], ...]:
 
 def _coefficients(attention: Attention, seen: Tensor) -> tuple[Tensor, Tensor]:
     """`[batch, h + 1]`, ending in 1, and what every mixture is scaled by, `[batch, m]`."""
-    fused = fused_coefficients(attention, seen, NORMALISER_EPS)
+    fused = fused_coefficients(attention, seen)
     if fused is not None:
         return fused
     hidden = attention.hidden(seen)

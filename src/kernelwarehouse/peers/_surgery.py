@@ -10,11 +10,11 @@ from timm.models import resnet as timm_resnet
 from torch import nn
 from torchvision.models import resnet as torchvision_resnet
 
-from kernelwarehouse.convert import replace_modules
-from kernelwarehouse.discover import discover
+from kernelwarehouse.conversion import replace_modules
 from kernelwarehouse.errors import ConvertError
-from kernelwarehouse.patterns import Patterns
-from kernelwarehouse.spec import LayerSpec
+from kernelwarehouse.planning.discover import discover
+from kernelwarehouse.planning.patterns import Patterns
+from kernelwarehouse.planning.spec import LayerSpec
 
 _RESIDUAL_BLOCKS = (
     timm_resnet.BasicBlock,

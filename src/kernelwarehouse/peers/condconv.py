@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kernelwarehouse.assemble import evaluate
-from kernelwarehouse.convert import replace_modules
+from kernelwarehouse.conversion import replace_modules
 from kernelwarehouse.errors import ConvertError
 from kernelwarehouse.peers._conv import expert_kernels, geometry_of, pooled, with_bias
 from kernelwarehouse.peers._surgery import classifier, replaced, residual_blocks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from kernelwarehouse.training.run_folder import write_aside
+from kernelwarehouse._files import write_file
 
 
 @dataclass(frozen=True)
@@ -86,5 +86,5 @@ def render(page: Page) -> str:
 
 
 def write_page(page: Page, path: Path) -> Path:
-    write_aside(path, render(page))
+    write_file(path, render(page))
     return path

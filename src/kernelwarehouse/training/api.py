@@ -5,7 +5,6 @@ from typing import Any
 
 from kernelwarehouse.data.images import DataSet
 from kernelwarehouse.errors import DataError
-from kernelwarehouse.report.run import write_run_report
 from kernelwarehouse.training.distributed import join_processes
 from kernelwarehouse.training.network import build_network
 from kernelwarehouse.training.progress import Display
@@ -53,9 +52,6 @@ def train(
             display=display,
         )
         run.go()
-        if processes.is_main:
-            report = write_run_report(folder, data)
-            display.say(f"report: {report}")
     return folder
 
 

@@ -49,6 +49,11 @@ class Processes:
                 distributed.broadcast(buffer, src=0)
 
 
+def is_main_process() -> bool:
+    """Whether this is the process that writes and talks, as torchrun numbers them; also before and after they join."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def join_processes(device: str = "") -> Iterator[Processes]:
     """The processes of this run: those torchrun started, joined over NCCL (GPUs) or gloo, or just this one."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from kernelwarehouse.training.run_folder import RunFolder, write_aside
+from kernelwarehouse._files import write_file
+from kernelwarehouse.training.run_folder import RunFolder
 
 
 class MetricsLog:
@@ -15,7 +16,7 @@ class MetricsLog:
     def __init__(self, folder: RunFolder, resumed_at: int) -> None:
         self._path = folder.metrics_path
         kept = [line for line in read_metrics(self._path) if line["step"] <= resumed_at]
-        write_aside(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+        write_file(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=resumed_at + 1)
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:

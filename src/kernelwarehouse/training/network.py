@@ -8,9 +8,9 @@ import timm
 import torch
 from torch import nn
 
-from kernelwarehouse.checkpoint import load
 from kernelwarehouse.data.seeds import derive_seed, seed_generators
 from kernelwarehouse.errors import CheckpointError, TrainingError, UnknownPresetError
+from kernelwarehouse.saving.checkpoint import load
 from kernelwarehouse.training.recipe import Recipe
 from kernelwarehouse.zoo import ARCHITECTURE
 

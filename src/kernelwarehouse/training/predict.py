@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from kernelwarehouse.checkpoint import load
 from kernelwarehouse.data.images import DataSet, FileImages
 from kernelwarehouse.errors import DataError
+from kernelwarehouse.saving.checkpoint import load
 from kernelwarehouse.training.augment import evaluation_transform
 from kernelwarehouse.training.distributed import Processes
 from kernelwarehouse.training.evaluate import Evaluation, evaluate

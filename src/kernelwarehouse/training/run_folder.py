@@ -21,8 +21,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from kernelwarehouse.checkpoint import save
 from kernelwarehouse.errors import CheckpointError, TrainingError
+from kernelwarehouse.saving.checkpoint import save
 
 STATE_FILE = "training.pt"
 VERSIONS = ".versions"

@@ -10,23 +10,21 @@ from timm.models import register_model
 from torch import nn
 
 from kernelwarehouse.config import WarehouseConfig
-from kernelwarehouse.convert import apply_plan, convert
+from kernelwarehouse.conversion import apply_plan, convert
 from kernelwarehouse.errors import ConfigError, UnknownPresetError
-from kernelwarehouse.peers import presets as peers
-from kernelwarehouse.peers.presets import PeerPreset
-from kernelwarehouse.plan import Plan
-from kernelwarehouse.planning import plan
-from kernelwarehouse.zoo import ablations, convnext, deit, mobilenetv2, resnet
-from kernelwarehouse.zoo.preset import Preset
+from kernelwarehouse.planning.api import plan
+from kernelwarehouse.planning.plan import Plan
+from kernelwarehouse.zoo import ablations, compared, convnext, deit, mobilenetv2, resnet, small
+from kernelwarehouse.zoo.compared import PeerPreset
+from kernelwarehouse.zoo.preset import ARCHITECTURE, Preset
 
 PRESETS: dict[str, Preset] = {
     preset.name: preset for preset in (*resnet.PRESETS, *mobilenetv2.PRESETS, *convnext.PRESETS, *deit.PRESETS)
 }
-PEERS: dict[str, PeerPreset] = {preset.name: preset for preset in peers.PRESETS}
+PEERS: dict[str, PeerPreset] = {preset.name: preset for preset in compared.PRESETS}
 ABLATIONS: dict[str, Preset | PeerPreset] = {preset.name: preset for preset in ablations.PRESETS}
 EVERY_PRESET: dict[str, Preset | PeerPreset] = {**PRESETS, **PEERS, **ABLATIONS}
 _FEATURE_ARGUMENTS = ("features_only", "out_indices", "feature_cls")
-ARCHITECTURE = "_kernelwarehouse_architecture"
 
 
 def find_preset(name: str) -> Preset | PeerPreset:
@@ -111,6 +109,7 @@ def _register(preset: Preset | PeerPreset) -> None:
 
 __all__: list[str] = [
     "ABLATIONS",
+    "ARCHITECTURE",
     "EVERY_PRESET",
     "PEERS",
     "PRESETS",
@@ -119,6 +118,7 @@ __all__: list[str] = [
     "create_model",
     "find_preset",
     "preset_plan",
+    "small",
 ]
 for _preset in EVERY_PRESET.values():
     _register(_preset)

@@ -7,9 +7,8 @@ from typing import Any
 from rich.table import Table
 
 from kernelwarehouse import paper
-from kernelwarehouse.peers import presets as peers
-from kernelwarehouse.peers.presets import CAF_PRESETS, PeerPreset
-from kernelwarehouse.zoo import resnet
+from kernelwarehouse.zoo import compared, resnet
+from kernelwarehouse.zoo.compared import CAF_PRESETS, PeerPreset
 from kernelwarehouse.zoo.preset import Preset
 
 _ONE_X, _TWO_HALVES, _FOUR_X, _DEEP = "kw1x_resnet18", "kw1d2x_resnet18", "kw4x_resnet18", "kw1x_resnet50"
@@ -91,7 +90,7 @@ def ablations() -> list[Ablation]:
 
 def ablation_table() -> Table:
     """What `kernelwarehouse zoo --ablations` shows: our counts beside the paper's, and the accuracies it reports."""
-    counts = {preset.name: preset.parameters for preset in (*resnet.PRESETS, *peers.PRESETS, *PRESETS)}
+    counts = {preset.name: preset.parameters for preset in (*resnet.PRESETS, *compared.PRESETS, *PRESETS)}
     table = Table(title="The paper's ablations (ImageNet, 300 epochs)", title_justify="left")
     for heading in ("preset", "setting in the paper", "parameters", "paper", "top-1 of the paper", "gain"):
         words = heading in ("preset", "setting in the paper")

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from kernelwarehouse.config import Override, WarehouseConfig
 
+ARCHITECTURE = "_kernelwarehouse_architecture"
+"""The attribute of a model that says which builder made it."""
+
 
 @dataclass(frozen=True)
 class Preset:

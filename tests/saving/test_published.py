@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kernelwarehouse as kw
-from kernelwarehouse.published import PUBLISHED
+from kernelwarehouse.saving.published import PUBLISHED
 from reference import fill, read_arrays, read_json, relative_error, standard_normal
 
 MODELS = read_json("published_models.json")

@@ -1,16 +1,25 @@
 """Plan -> converted model."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from kernelwarehouse.build import Initializer, build_attentions, build_warehouse, initialise, seed_from_kernels
-from kernelwarehouse.discover import check_model, discover
 from kernelwarehouse.errors import ConvertError, PlanError
-from kernelwarehouse.layers import Conv1d, Conv2d, Conv3d, FusedQueryKeyValue, Linear, Source, WarehouseLayer
-from kernelwarehouse.plan import Plan, PlannedWarehouse
-from kernelwarehouse.spec import LayerSpec
+from kernelwarehouse.layers import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    FusedQueryKeyValue,
+    Linear,
+    Source,
+    WarehouseLayer,
+    make_sources,
+)
+from kernelwarehouse.planning.discover import check_model, discover
+from kernelwarehouse.planning.plan import Plan, PlannedWarehouse
+from kernelwarehouse.planning.spec import LayerSpec
+from kernelwarehouse.warehouse import Initializer, draw_cells, seed_from_kernels
 
 _CONVS: dict[str, type[Conv1d] | type[Conv2d] | type[Conv3d]] = {"conv1d": Conv1d, "conv2d": Conv2d, "conv3d": Conv3d}
 _PLAN = "_kernelwarehouse_plan"
@@ -100,22 +109,32 @@ def _convert_group(
                 f"warehouse {planned.name!r} is on {first.device} in {first.dtype}, its layer {spec.label!r} on "
                 f"{kernel.device} in {kernel.dtype}; move them to one device and type, or give them own groups"
             )
-    warehouse = build_warehouse(planned, first.device, first.dtype)
-    attentions = build_attentions(planned, first.device, first.dtype)
+    sources = make_sources(planned, first.device, first.dtype)
+    cells = sources[0].warehouse.cells
     if first.device.type != "meta":
-        if initializer is None:
-            seed_from_kernels(warehouse, planned, kernels)
-        else:
-            initialise(warehouse, planned, initializer)
-    warehouse.cells.requires_grad_(any(kernel.requires_grad for kernel in kernels if kernel is not None))
+        _fill(cells, planned, kernels, initializer)
+    cells.requires_grad_(any(kernel.requires_grad for kernel in kernels if kernel is not None))
     new = {}
-    for spec, old, attention in zip(specs, olds, attentions, strict=True):
+    for spec, old, source in zip(specs, olds, sources, strict=True):
         if old is not None:
-            layer = _layer(spec, old, Source(warehouse, attention)).train(old.training)
+            layer = _layer(spec, old, source).train(old.training)
             for hooks in _HOOKS:
                 getattr(layer, hooks).update(getattr(old, hooks))
             new[names[spec.name]] = layer
     return new
+
+
+def _fill(
+    cells: Tensor, planned: PlannedWarehouse, kernels: Sequence[Tensor | None], initializer: Initializer | None
+) -> None:
+    """Seed the cells from the kernels, or draw those of every layer as its static kernel would be."""
+    if initializer is None:
+        # Without a start strategy there is nothing to meet, but trained values are still the better cells.
+        starts = planned.starts("one_to_one" if planned.start == "none" else None)
+        seed_from_kernels(cells, planned.partitions, planned.claims, starts, kernels)
+        return
+    for partition, claim in zip(planned.partitions, planned.claims, strict=True):
+        draw_cells(cells, partition, claim, initializer)
 
 
 def _kernel(spec: LayerSpec, old: nn.Module) -> Tensor:

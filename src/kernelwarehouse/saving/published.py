@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernelwarehouse.checkpoint import load_state
-from kernelwarehouse.convert import converted_layers
+from kernelwarehouse.conversion import converted_layers
 from kernelwarehouse.errors import CheckpointError, UnknownPresetError
+from kernelwarehouse.saving.checkpoint import load_state
 from kernelwarehouse.temperature import set_temperature
 from kernelwarehouse.zoo import create_model, mobilenetv2, resnet
 

@@ -12,7 +12,7 @@ import torchvision
 from timm.layers import DropPath
 from torch import nn
 
-from kernelwarehouse.convert import apply_plan, plan_of
+from kernelwarehouse.conversion import apply_plan, plan_of
 from kernelwarehouse.errors import CheckpointError
 from kernelwarehouse.zoo import ARCHITECTURE, create_model
 

@@ -3,13 +3,13 @@ import json
 
 import pytest
 
-from kernelwarehouse.compare import add_parsers, networks
+from kernelwarehouse.commands.comparing import add_parser, networks
 from kernelwarehouse.errors import MeasurementError, UnknownPresetError
 
 
 def run(*arguments):
     parser = argparse.ArgumentParser()
-    add_parsers(parser.add_subparsers())
+    add_parser(parser.add_subparsers())
     chosen = parser.parse_args(["compare", *arguments])
     return chosen.run(chosen)
 

@@ -7,7 +7,7 @@ from torch import nn
 import kernelwarehouse as kw
 from kernelwarehouse.assemble import force
 from kernelwarehouse.config import WarehouseConfig
-from kernelwarehouse.explain import explain
+from kernelwarehouse.costs import explain
 from kernelwarehouse.inference import prepare_inference
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import kernelwarehouse as kw
-from kernelwarehouse.convert import converted_layers, replace_modules
+from kernelwarehouse.conversion import converted_layers, replace_modules
 from reference import relative_error
 
 MODELS = {

@@ -1,20 +1,19 @@
 """The plan: which layers draw on which warehouse, and what that makes of the model. Pure data, printable, JSON."""
 
-import contextlib
 import dataclasses
 import json
 import math
 import os
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from rich.console import Console
 from rich.table import Table
 
+from kernelwarehouse._files import write_file
+from kernelwarehouse._terminal import printed
 from kernelwarehouse.assignment import CellRanges, claimed_cells, start_cells
 from kernelwarehouse.attention import AttentionShape, LowRank
 from kernelwarehouse.config import (
@@ -30,8 +29,8 @@ from kernelwarehouse.config import (
 )
 from kernelwarehouse.errors import KernelWarehouseError, PlanError
 from kernelwarehouse.partition import Partition
-from kernelwarehouse.patterns import Patterns
-from kernelwarehouse.spec import Kind, LayerSpec, StaticLayer
+from kernelwarehouse.planning.patterns import Patterns
+from kernelwarehouse.planning.spec import Kind, LayerSpec, StaticLayer
 
 PLAN_VERSION = 1
 
@@ -244,15 +243,10 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON, aside first, so that a failure leaves an old file whole."""
-        path = Path(path)
-        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            aside.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
-            os.replace(aside, path)
+            write_file(path, json.dumps(self.to_dict(), indent=1))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                aside.unlink()
-            raise PlanError(f"the plan cannot be written to {path}: {error}") from error
+            raise PlanError(f"the plan cannot be written to {os.fspath(path)}: {error}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -268,51 +262,12 @@ class Plan:
         return f"Plan({counts}, {self.parameters_before:,} -> {self.parameters_after:,} parameters)"
 
     def __rich__(self) -> Table:
+        from kernelwarehouse.planning.table import plan_table  # printing knows plans, plans need not know printing
+
         return plan_table(self)
 
     def __str__(self) -> str:
-        console = Console(width=120, color_system=None, force_terminal=False)
-        with console.capture() as capture:
-            console.print(plan_table(self))
-        return capture.get().rstrip()
-
-
-def plan_table(plan: Plan) -> Table:
-    """The table that `print(plan)` and `kernelwarehouse plan` show."""
-    before, after = plan.parameters_before, plan.parameters_after
-    ratio = f" ({after / before:.2f}x)" if before else ""
-    table = Table(title=f"{plan!r}{ratio}", title_justify="left", expand=False)
-    for heading in ("warehouse", "layers", "cell", "m", "n", "b", "cells", "attention"):
-        text = heading in ("warehouse", "layers", "cell")
-        # Only the layers' column gives way on a narrow terminal, and it folds: no name is ever cut.
-        table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "layers", overflow="fold")
-    for warehouse in plan.warehouses:
-        table.add_row(
-            warehouse.name,
-            shorten([layer.spec.label for layer in warehouse.layers]),
-            "x".join(map(str, warehouse.cell_shape)),
-            f"{warehouse.mixtures}",
-            f"{warehouse.cells}",
-            f"{warehouse.budget:g}",
-            f"{warehouse.cell_parameters:,}",
-            f"{warehouse.attention_parameters:,}",
-        )
-    by_reason: dict[str, list[StaticLayer]] = {}
-    for layer in plan.static:
-        by_reason.setdefault(layer.reason, []).append(layer)
-    table.add_section()
-    for reason, layers in by_reason.items():
-        names = shorten([layer.name for layer in layers])
-        kept = f"{sum(layer.parameters for layer in layers):,}"
-        table.add_row("static", f"{names}: {reason}", "", "", "", "", kept, "")
-    return table
-
-
-def shorten(names: Sequence[str], most: int = 4) -> str:
-    """The first names, the last one and how many there are."""
-    if len(names) <= most:
-        return ", ".join(names)
-    return f"{', '.join(names[: most - 2])}, ..., {names[-1]} ({len(names)})"
+        return printed(self)
 
 
 def _warehouse_to_dict(warehouse: PlannedWarehouse) -> dict[str, Any]:

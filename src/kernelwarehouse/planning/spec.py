@@ -58,3 +58,12 @@ class StaticLayer:
     kind: str
     parameters: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that will share a warehouse. `shape_from` are the layers whose divisors decide its cells."""
+
+    name: str
+    layers: tuple[LayerSpec, ...]
+    shape_from: tuple[LayerSpec, ...]

@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from kernelwarehouse.architecture import Architecture, identify
-from kernelwarehouse.convert import convert, plan_of
+from kernelwarehouse.conversion import convert, plan_of
 from kernelwarehouse.errors import CheckpointError, PlanError
-from kernelwarehouse.plan import Plan
+from kernelwarehouse.planning.plan import Plan
+from kernelwarehouse.saving.origin import Architecture, identify
 
 FORMAT = 1
 PLAN_FILE = "plan.json"

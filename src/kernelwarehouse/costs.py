@@ -10,10 +10,10 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
+from kernelwarehouse._terminal import console
 from kernelwarehouse.assemble import Choice, choose
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.layers import Linear, WarehouseLayer
-from kernelwarehouse.terminal import console
 
 
 @dataclass(frozen=True)

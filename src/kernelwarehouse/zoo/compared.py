@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from kernelwarehouse.config import WarehouseConfig
-from kernelwarehouse.convert import convert
+from kernelwarehouse.conversion import convert
 from kernelwarehouse.peers import cbam, cgc, condconv, dcd, dyconv, eca, kwod, odconv, se, weightnet
-from kernelwarehouse.planning import plan
+from kernelwarehouse.planning.api import plan
 from kernelwarehouse.zoo.mobilenetv2 import four_x_groups
 
 Method = Callable[[nn.Module], nn.Module]

@@ -1,26 +1,16 @@
-"""A group of layers and its settings -> the warehouse they share."""
+"""A group of layers and its settings -> the warehouse they share: cell shape, budget, attentions."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kernelwarehouse.attention import hidden_width
 from kernelwarehouse.config import Override, WarehouseConfig, exact
 from kernelwarehouse.errors import PlanError
-from kernelwarehouse.patterns import matches
-from kernelwarehouse.plan import PlannedLayer, PlannedWarehouse
-from kernelwarehouse.spec import LayerSpec
-
-
-@dataclass(frozen=True)
-class Group:
-    """Layers that will share a warehouse. `shape_from` are the layers whose divisors decide its cells."""
-
-    name: str
-    layers: tuple[LayerSpec, ...]
-    shape_from: tuple[LayerSpec, ...]
+from kernelwarehouse.planning.patterns import matches
+from kernelwarehouse.planning.plan import PlannedLayer, PlannedWarehouse
+from kernelwarehouse.planning.spec import Group, LayerSpec
 
 
 def divisors(layers: Sequence[LayerSpec]) -> tuple[int, int]:

@@ -10,9 +10,11 @@ from rich.table import Table
 
 from kernelwarehouse.data import open_dataset
 from kernelwarehouse.errors import ConfigError
+from kernelwarehouse.report.run import write_run_report
 from kernelwarehouse.training.api import train
-from kernelwarehouse.training.distributed import join_processes
+from kernelwarehouse.training.distributed import is_main_process, join_processes
 from kernelwarehouse.training.predict import open_trained, read_pictures
+from kernelwarehouse.training.progress import Display
 from kernelwarehouse.training.recipe import Recipe, load_recipe, parse_override, recipe_names
 from kernelwarehouse.training.run import RunOptions
 
@@ -71,9 +73,10 @@ def run_train(arguments: argparse.Namespace) -> int:
         report_every=arguments.report_every,
         unreadable=arguments.unreadable,
     )
-    train(
+    data = open_dataset(arguments.data, root=arguments.data_root, download=arguments.download)
+    folder = train(
         arguments.model,
-        open_dataset(arguments.data, root=arguments.data_root, download=arguments.download),
+        data,
         resolve_recipe(arguments),
         arguments.output,
         options=options,
@@ -81,6 +84,8 @@ def run_train(arguments: argparse.Namespace) -> int:
         weights=arguments.weights,
         device=arguments.device,
     )
+    if is_main_process():
+        Display().say(f"report: {write_run_report(folder, data)}")
     return 0
 
 

@@ -6,22 +6,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
 
 from kernelwarehouse.errors import PlanError
-from kernelwarehouse.layers import WarehouseLayer
-from kernelwarehouse.spec import Kind, LayerSpec, StaticLayer
-from kernelwarehouse.tracing import Trace, trace, trace_by_running
+from kernelwarehouse.planning.spec import LayerSpec, StaticLayer
+from kernelwarehouse.planning.static import kind_of, tied_weights, why_not_convertible
+from kernelwarehouse.planning.tracing import Trace, trace, trace_by_running
+from kernelwarehouse.warehouse import Warehouse
 
-_KINDS: dict[type[nn.Module], Kind] = {
-    nn.Conv1d: "conv1d",
-    nn.Conv2d: "conv2d",
-    nn.Conv3d: "conv3d",
-    nn.Linear: "linear",
-}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule")
-# These read the weights of their children instead of calling them.
-_READS_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 @dataclass(frozen=True)
@@ -33,13 +25,18 @@ class Discovery:
     parameters: int
     trace: Trace | None = field(repr=False)
 
+    @property
+    def pooled(self) -> frozenset[str]:
+        """Layers known to see globally pooled features."""
+        return frozenset() if self.trace is None else self.trace.pooled
+
 
 def discover(model: nn.Module, example: Any = None) -> Discovery:
     """Look at a model without touching it. `example` is an input to run a copy with where tracing fails."""
     check_model(model)
     modules = dict(model.named_modules())  # a module used in several places appears once, under its first name
-    reasons = {name: _why_static(name, module, modules) for name, module in modules.items() if _kind(module)}
-    tied = _tied_weights(model)
+    reasons = {name: why_not_convertible(name, module, modules) for name, module in modules.items() if kind_of(module)}
+    tied = tied_weights(model)
     for name in reasons:
         reasons[name] = reasons[name] or tied.get(name)
     traced = trace(model, frozenset(reasons))
@@ -79,57 +76,18 @@ def check_model(model: nn.Module) -> None:
         )
     for name, module in model.named_modules():
         kind = type(module)
-        if isinstance(module, WarehouseLayer):
-            raise PlanError(f"layer {name!r} draws on a warehouse already; plan and convert the unconverted model")
+        if isinstance(module, Warehouse):
+            layer = name.rpartition(".")[0]
+            raise PlanError(f"layer {layer!r} draws on a warehouse already; plan and convert the unconverted model")
         if any(map(is_lazy, module.parameters(recurse=False))):
             raise PlanError(f"layer {name!r} is a lazy {kind.__name__} without a shape yet; run the model once first")
         if {"quantized", "qat"} & set(kind.__module__.split(".")):
             raise PlanError(f"layer {name!r} is a quantised {kind.__name__}; convert the float model, quantise after")
 
 
-def _kind(module: nn.Module) -> Kind | None:
-    for base, kind in _KINDS.items():
-        if isinstance(module, base):
-            return kind
-    return None
-
-
-def _why_static(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> str | None:
-    base = next(base for base in _KINDS if isinstance(module, base))
-    if parametrize.is_parametrized(module) or "weight" not in module._parameters:
-        return "its weight is computed (weight norm, parametrisation)"
-    overridden = any(
-        getattr(type(module), method, None) is not getattr(base, method, None)
-        for method in ("forward", "_conv_forward")
-    )
-    if overridden:
-        return f"{type(module).__name__} has a forward of its own"
-    parent = name
-    while "." in parent:
-        parent = parent.rpartition(".")[0]
-        if isinstance(modules[parent], _READS_WEIGHTS):
-            return f"{type(modules[parent]).__name__} reads its weights directly"
-    return None
-
-
-def _tied_weights(model: nn.Module) -> dict[str, str]:
-    """Layers whose weight is also someone else's: a warehouse would cut the tie."""
-    holders: dict[int, list[str]] = {}
-    for name, module in model.named_modules():
-        weight = module._parameters.get("weight")
-        if weight is not None:
-            holders.setdefault(id(weight), []).append(name)
-    reasons = {}
-    for names in holders.values():
-        for name in names if len(names) > 1 else ():
-            other = next((holder for holder in names if holder != name), name)
-            reasons[name] = f"its weight is tied to that of {other!r}"
-    return reasons
-
-
 def _specs(name: str, module: nn.Module, static: list[StaticLayer]) -> list[LayerSpec]:
     weight = module.get_parameter("weight")
-    shape, kind = tuple(weight.shape), _kind(module)
+    shape, kind = tuple(weight.shape), kind_of(module)
     if isinstance(module, nn.Linear) and name.split(".")[-1] == "qkv" and shape[0] == 3 * shape[1]:
         reason = "query and key stay static; the value part is a layer of its own"
         static.append(StaticLayer(f"{name}:query_key", "linear", 2 * weight.numel() // 3, reason))

@@ -12,9 +12,9 @@ from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg
 from torch import nn
 
 from kernelwarehouse.config import WarehouseConfig
-from kernelwarehouse.convert import convert
-from kernelwarehouse.planning import plan
-from kernelwarehouse.zoo import ARCHITECTURE
+from kernelwarehouse.conversion import convert
+from kernelwarehouse.planning.api import plan
+from kernelwarehouse.zoo.preset import ARCHITECTURE
 
 STAGES = ((32, 1), (64, 2), (128, 2))
 

@@ -20,7 +20,7 @@ FORMATS = {".txt": "text", ".md": "markdown", ".csv": "csv", ".json": "json"}
 """The form of a file by its suffix."""
 
 
-def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "compare",
         help="measure networks side by side, with the paper's figures",

@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 import kernelwarehouse as kw
-from kernelwarehouse import checkpoint
+from kernelwarehouse.saving import checkpoint
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 

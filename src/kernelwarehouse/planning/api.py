@@ -7,19 +7,15 @@ from typing import Any
 from torch import nn
 
 from kernelwarehouse.config import Override, WarehouseConfig
-from kernelwarehouse.discover import Discovery, discover
 from kernelwarehouse.errors import PlanError
-from kernelwarehouse.grouping import Group, plan_warehouse
-from kernelwarehouse.patterns import Patterns, matches, no_match
-from kernelwarehouse.plan import Plan
-from kernelwarehouse.spec import LayerSpec, StaticLayer
-from kernelwarehouse.stages import (
-    find_stages,
-    is_stem,
-    share_by_stage,
-    share_same_shape,
-    share_within_layers,
-)
+from kernelwarehouse.planning.cells import plan_warehouse
+from kernelwarehouse.planning.discover import Discovery, discover
+from kernelwarehouse.planning.patterns import Patterns, matches, no_match
+from kernelwarehouse.planning.plan import Plan
+from kernelwarehouse.planning.sharing import share_by_stage, share_same_shape, share_within_layers
+from kernelwarehouse.planning.spec import Group, LayerSpec, StaticLayer
+from kernelwarehouse.planning.stages import find_stages
+from kernelwarehouse.planning.static import left_static
 
 
 def plan(model: nn.Module, config: WarehouseConfig | None = None, *, example: Any = None) -> Plan:
@@ -36,7 +32,7 @@ def plan(model: nn.Module, config: WarehouseConfig | None = None, *, example: An
     if not discovery.layers:
         why = "; ".join(f"{layer.name!r}: {layer.reason}" for layer in discovery.static[:3])
         raise PlanError(f"{type(model).__name__} has no layer that can be converted" + (f" ({why})" if why else ""))
-    static = _chosen_static(discovery, config)
+    static = left_static(discovery.layers, [layer.name for layer in discovery.static], discovery.pooled, config)
     kept = [layer for layer in discovery.layers if layer.label not in static]
     if not kept:
         raise PlanError(f"all {len(static)} layers that could be converted are excluded; nothing is left to plan")
@@ -49,30 +45,6 @@ def plan(model: nn.Module, config: WarehouseConfig | None = None, *, example: An
         if layer.label in static
     ]
     return Plan(warehouses, tuple(left) + discovery.static, discovery.parameters, config)
-
-
-def _chosen_static(discovery: Discovery, config: WarehouseConfig) -> dict[str, str]:
-    """Layers that could be converted but are left static, label -> reason."""
-    labels = [layer.label for layer in discovery.layers]
-    every_name = labels + [layer.name for layer in discovery.static]
-    excluded = Patterns(config.exclude, every_name).matches
-    static = {label: "excluded" for label in labels if label in excluded}
-    if config.groups:
-        grouped = Patterns([pattern for group in config.groups.values() for pattern in group], labels).matches
-        return {label: "in no group" for label in labels if label not in grouped} | static
-    first, last = discovery.layers[0], discovery.layers[-1]
-    automatic = {}
-    if config.static_stem and is_stem(first):
-        automatic[first.label] = "the stem (static_stem)"
-    if config.static_classifier and last.kind == "linear":
-        automatic[last.label] = "the classifier (static_classifier)"
-    for layer in discovery.layers:
-        if layer.kind != "linear" and discovery.trace is not None and layer.name in discovery.trace.pooled:
-            automatic[layer.label] = "sees globally pooled features only"
-    # A network of nothing else has no stem or classifier worth the name.
-    if set(automatic) | set(static) >= set(labels):
-        return static
-    return automatic | static
 
 
 def _groups(

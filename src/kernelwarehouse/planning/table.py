@@ -1,0 +1,46 @@
+"""What `print(plan)` and `kernelwarehouse plan` show."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from kernelwarehouse.planning.plan import Plan
+from kernelwarehouse.planning.spec import StaticLayer
+
+
+def plan_table(plan: Plan) -> Table:
+    """The table that `print(plan)` and `kernelwarehouse plan` show."""
+    before, after = plan.parameters_before, plan.parameters_after
+    ratio = f" ({after / before:.2f}x)" if before else ""
+    table = Table(title=f"{plan!r}{ratio}", title_justify="left", expand=False)
+    for heading in ("warehouse", "layers", "cell", "m", "n", "b", "cells", "attention"):
+        text = heading in ("warehouse", "layers", "cell")
+        # Only the layers' column gives way on a narrow terminal, and it folds: no name is ever cut.
+        table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "layers", overflow="fold")
+    for warehouse in plan.warehouses:
+        table.add_row(
+            warehouse.name,
+            shorten([layer.spec.label for layer in warehouse.layers]),
+            "x".join(map(str, warehouse.cell_shape)),
+            f"{warehouse.mixtures}",
+            f"{warehouse.cells}",
+            f"{warehouse.budget:g}",
+            f"{warehouse.cell_parameters:,}",
+            f"{warehouse.attention_parameters:,}",
+        )
+    by_reason: dict[str, list[StaticLayer]] = {}
+    for layer in plan.static:
+        by_reason.setdefault(layer.reason, []).append(layer)
+    table.add_section()
+    for reason, layers in by_reason.items():
+        names = shorten([layer.name for layer in layers])
+        kept = f"{sum(layer.parameters for layer in layers):,}"
+        table.add_row("static", f"{names}: {reason}", "", "", "", "", kept, "")
+    return table
+
+
+def shorten(names: Sequence[str], most: int = 4) -> str:
+    """The first names, the last one and how many there are."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 2])}, ..., {names[-1]} ({len(names)})"
