@@ -25,6 +25,10 @@ def run(striped_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+def test_training_ends_with_a_report(run: Path) -> None:
+    assert "resnet18" in (run / "report.html").read_text(encoding="utf-8")
+
+
 def test_overrides_are_stored_with_the_run(run: Path) -> None:
     settings = json.loads((run / "run.json").read_text())
     assert settings["seed"] == 1

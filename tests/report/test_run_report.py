@@ -13,6 +13,7 @@ import kernelwarehouse as kw
 from kernelwarehouse.data import ArrayImages, DataSet, open_dataset
 from kernelwarehouse.layers import WarehouseLayer
 from kernelwarehouse.report.attention_maps import attention_maps
+from kernelwarehouse.report.run import write_run_report
 from kernelwarehouse.training.api import train
 from kernelwarehouse.training.recipe import load_recipe
 from kernelwarehouse.training.run import RunOptions
@@ -27,7 +28,7 @@ def test_report_of_a_run_in_a_browser(tmp_path: Path) -> None:
     options = RunOptions(workers=0, report_every=1)
     data = DataSet("part", whole.classes, *parts)
     folder = train("kw1x_resnet18", data, recipe, tmp_path / "run", options=options, arguments=SMALL)
-    opened = open_page(folder.path / "report.html", tmp_path / "profile")
+    opened = open_page(write_run_report(folder, data), tmp_path / "profile")
     layers = sum(isinstance(module, WarehouseLayer) for module in kw.load(folder.path / "last").modules())
     assert opened.console == []
     assert opened.document.count("<polyline") == 6

@@ -45,7 +45,6 @@ def test_a_run_leaves_all_it_should(striped: DataSet, recipe: Recipe, tmp_path: 
     assert settings["recipe"] == recipe.as_dict()
     assert settings["image_size"] == 16
     assert kw.get_temperature(kw.load(folder.path / "last")) == 0
-    assert (folder.path / "report.html").stat().st_size > 10_000
     assert list((folder.path / "tensorboard").iterdir())
 
 
