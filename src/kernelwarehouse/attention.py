@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernelwarehouse.attention_functions import ATTENTION_FUNCTIONS, normaliser
 from kernelwarehouse.config import AttentionFunction, Norm, check_choice, check_positive
 from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.temperature import HasTemperature
 
-NORMALISER_EPS = 1e-3
 SMALLEST_HIDDEN = 16
 
 
@@ -56,7 +56,7 @@ class AttentionShape:
         for name in ("in_channels", "mixtures", "cells", "hidden"):
             check_positive(getattr(self, name), f"attention: {name}")
         check_choice(self.norm, "attention: norm", get_args(Norm))
-        check_choice(self.function, "attention: function", get_args(AttentionFunction))
+        check_choice(self.function, "attention: function", ATTENTION_FUNCTIONS)
         if self.own_cells_only and (self.cells % self.mixtures or self.low_rank):
             raise ConfigError(
                 f"attention over own cells only: {self.cells} cells do not divide among {self.mixtures} mixtures, "
@@ -174,16 +174,7 @@ class Attention(HasTemperature):
         """The attention function: `[batch, mixtures, cells]`, in float32 at least."""
         shape = self.shape
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        visible = logits[..., : shape.visible]
-        match shape.function:
-            case "caf":
-                learned = visible / self.normaliser(logits)
-            case "relu":
-                learned = visible.relu() / self.normaliser(logits)
-            case "softmax":
-                learned = logits.softmax(-1)[..., : shape.visible]
-            case "sigmoid":
-                learned = visible.sigmoid()
+        learned = ATTENTION_FUNCTIONS[shape.function](logits)
         if shape.own_cells_only:
             # Mixture i sees the cells of block i: lay the blocks on the diagonal of [mixtures, mixtures, visible].
             blocks = torch.diag_embed(learned.transpose(1, 2)).permute(0, 2, 3, 1)
@@ -202,7 +193,7 @@ class Attention(HasTemperature):
         logits = self.logits(hidden)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         units = F.pad(hidden.to(logits.dtype), (0, 1), value=1.0)
-        coefficients = units[:, None] / self.normaliser(logits)
+        coefficients = units[:, None] / normaliser(logits)
         weight, offset = self._affine()
         factors = torch.cat([weight, offset[..., None]], dim=2).transpose(1, 2)
         # Asking for a temperature on another device would wait for all that it still computes.
@@ -223,10 +214,6 @@ class Attention(HasTemperature):
         others = torch.matmul(self.basis.weight, basis).to(local.dtype)
         before, after = others.split([low_rank.first, others.shape[1] - low_rank.first], dim=1)
         return torch.cat([before, local, after], dim=1), self.offset[:, : shape.cells]
-
-    @staticmethod
-    def normaliser(logits: Tensor) -> Tensor:
-        return logits.abs().sum(-1, keepdim=True) + NORMALISER_EPS
 
     def extra_repr(self) -> str:
         return f"mixtures={self.shape.mixtures}, cells={self.shape.cells}, function={self.shape.function!r}"

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, Self, get_args
 
+from kernelwarehouse.attention_functions import ATTENTION_FUNCTIONS
 from kernelwarehouse.errors import ConfigError
 
-AttentionFunction = Literal["caf", "softmax", "sigmoid", "relu"]
+AttentionFunction = str
+"""A name in `ATTENTION_FUNCTIONS`."""
 Norm = Literal["batch", "layer"]
 Sharing = Literal["stage", "layer", "none", "same_shape"]
 Start = Literal["one_to_one", "all_to_one", "many_to_one", "one_to_many", "none"]
@@ -185,11 +187,11 @@ def _normalise_settings(config: WarehouseConfig | Override, prefix: str) -> None
     partition = config.spatial_partition
     if not isinstance(partition, bool) and not (partition is None and isinstance(config, Override)):
         raise ConfigError(f"{prefix}spatial_partition is {partition!r}; True or False is wanted")
-    choices = {"start": Start, "norm": Norm, "attention": AttentionFunction}
-    for name, kind in choices.items():
+    choices = {"start": get_args(Start), "norm": get_args(Norm), "attention": tuple(ATTENTION_FUNCTIONS)}
+    for name, known in choices.items():
         value = getattr(config, name)
         if value is not None or isinstance(config, WarehouseConfig):
-            check_choice(value, prefix + name, get_args(kind))
+            check_choice(value, prefix + name, known)
     for name in ("budget", "reduction"):
         if isinstance(config, WarehouseConfig) and getattr(config, name) is None:
             raise ConfigError(f"{name} is None; a number is wanted")

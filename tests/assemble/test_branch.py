@@ -6,6 +6,7 @@ import torch
 from kernelwarehouse.assemble import force
 from kernelwarehouse.assemble.branch import fused_attention, fused_coefficients
 from kernelwarehouse.attention import Attention, AttentionShape
+from kernelwarehouse.attention_functions import normaliser
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.layers import Conv2d
 
@@ -72,7 +73,7 @@ def test_coefficients() -> None:
     hidden = attention.hidden(pooled)
     torch.testing.assert_close(coefficients[0], torch.cat([hidden, torch.ones(4, 1)], 1), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(
-        coefficients[1], 1 / attention.normaliser(attention.logits(hidden)).squeeze(-1), rtol=1e-5, atol=1e-6
+        coefficients[1], 1 / normaliser(attention.logits(hidden)).squeeze(-1), rtol=1e-5, atol=1e-6
     )
 
 

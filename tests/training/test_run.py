@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_things import TINY_RESNET
 
 import kernelwarehouse as kw
 from kernelwarehouse.data import ArrayImages, DataSet, FileImages
@@ -19,6 +18,7 @@ from kernelwarehouse.training.metrics import read_metrics
 from kernelwarehouse.training.recipe import Recipe, load_recipe
 from kernelwarehouse.training.run import RunOptions, accumulation_parts
 from kernelwarehouse.training.run_folder import RunFolder
+from tiny_things import TINY_RESNET
 
 QUICK = RunOptions(workers=0, report_every=2)
 

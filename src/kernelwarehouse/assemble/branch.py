@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from kernelwarehouse.assemble.build import load_native
 from kernelwarehouse.assemble.choose import forced
-from kernelwarehouse.attention import NORMALISER_EPS, Attention
+from kernelwarehouse.attention import Attention
+from kernelwarehouse.attention_functions import NORMALISER_EPS
 
 
 def attend(attention: Attention, x: Tensor) -> Tensor:

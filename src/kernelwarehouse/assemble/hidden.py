@@ -20,6 +20,7 @@ from kernelwarehouse.assemble.choose import forced
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.plain import apply_kernels, apply_static
 from kernelwarehouse.attention import Attention
+from kernelwarehouse.attention_functions import normaliser
 
 # Assembled numbers alive at once in the pure-PyTorch way.
 _BLOCK = 2 << 20
@@ -100,7 +101,7 @@ def _coefficients(attention: Attention, seen: Tensor) -> tuple[Tensor, Tensor]:
     if fused is not None:
         return fused
     hidden = attention.hidden(seen)
-    scale = 1 / attention.normaliser(attention.logits(hidden)).squeeze(-1)
+    scale = 1 / normaliser(attention.logits(hidden)).squeeze(-1)
     return torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1), scale
 
 

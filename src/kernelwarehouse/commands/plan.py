@@ -2,12 +2,14 @@
 
 import argparse
 import difflib
+from typing import get_args
 
 import timm
 import torch
 
 from kernelwarehouse._terminal import console
-from kernelwarehouse.config import AttentionFunction, Norm, Sharing, Start, WarehouseConfig
+from kernelwarehouse.attention_functions import ATTENTION_FUNCTIONS
+from kernelwarehouse.config import Norm, Sharing, Start, WarehouseConfig
 from kernelwarehouse.errors import ConfigError, UnknownPresetError
 from kernelwarehouse.planning.api import plan
 from kernelwarehouse.zoo import EVERY_PRESET, Preset, preset_plan
@@ -22,17 +24,16 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--reduction", default="1/16", help="hidden width of the attention (default %(default)s)")
     parser.add_argument("--low-rank", help="ratio of the low-rank attention (default: full rank)")
     parser.add_argument("--no-spatial-partition", action="store_true", help="cells as wide as the kernels")
-    _add_choice(parser, "--norm", Norm)
-    _add_choice(parser, "--attention", AttentionFunction)
-    _add_choice(parser, "--start", Start)
-    _add_choice(parser, "--sharing", Sharing)
+    _add_choice(parser, "--norm", get_args(Norm))
+    _add_choice(parser, "--attention", tuple(ATTENTION_FUNCTIONS))
+    _add_choice(parser, "--start", get_args(Start))
+    _add_choice(parser, "--sharing", get_args(Sharing))
     parser.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="leave static; repeatable")
     parser.add_argument("--json", metavar="FILE", help="also write the plan as JSON")
     parser.set_defaults(run=run)
 
 
-def _add_choice(parser: argparse.ArgumentParser, option: str, kind: object) -> None:
-    choices = kind.__args__  # type: ignore[attr-defined]
+def _add_choice(parser: argparse.ArgumentParser, option: str, choices: tuple[str, ...]) -> None:
     parser.add_argument(option, choices=choices, default=choices[0], help="default %(default)s")
 
 

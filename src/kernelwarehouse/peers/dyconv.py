@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kernelwarehouse.assemble import evaluate
-from kernelwarehouse.attention import Attention
+from kernelwarehouse.attention_functions import normaliser
 from kernelwarehouse.config import check_choice
 from kernelwarehouse.peers._conv import expert_kernels, geometry_of, head, pooled, with_bias
 from kernelwarehouse.peers._surgery import convolutions, replaced
@@ -46,7 +46,7 @@ class ExpertAttention(HasTemperature):
         tau = self.tau(logits.dtype)
         start = torch.zeros_like(logits)
         start[:, 0] = 1
-        return tau * start + (1 - tau) * logits / Attention.normaliser(logits)
+        return tau * start + (1 - tau) * logits / normaliser(logits)
 
     def extra_repr(self) -> str:
         return f"function={self.function}"
