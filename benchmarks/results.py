@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from kernelwarehouse._files import write_file
 from kernelwarehouse.assemble.build import load_native
 
 FOLDER = Path(__file__).parent / "results"
@@ -40,12 +40,8 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
-    """Written aside and renamed, so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as file:
-        json.dump(data, file, indent=1)
-        file.write("\n")
-    os.replace(file.name, path)
+    write_file(path, json.dumps(data, indent=1) + "\n")
 
 
 def ratio_table(rows: Sequence[dict[str, Any]], unit: str, title: str) -> Table:

@@ -8,7 +8,6 @@ hand, as cosine patterns that the eye can tell apart, drawn 6 x 6 where a networ
 """
 
 import math
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from matplotlib import pyplot as plt
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from torch import Tensor
 
+from kernelwarehouse._files import replacing
 from kernelwarehouse.assemble import assemble_kernels
 from kernelwarehouse.assignment import beta, start_cells
 from kernelwarehouse.attention import Attention, AttentionShape
@@ -222,11 +222,10 @@ def draw(path: Path) -> None:
     canvas.arrow((3.62, 1.38), (4.42, 1.38), 2.2)
     canvas.arrow((3.62, 5.6), (4.12, 5.6), 2.2)
     canvas.arrow((RIGHT + 0.74, TOP + 1), (10.3, TOP + 1), 2.2)
-    aside = path.with_name(f".{path.name}")
     # Without the version in it, drawing again leaves the file as it is.
-    canvas.figure.savefig(aside, format="png", dpi=140, metadata={"Software": None}, pil_kwargs={"optimize": True})
+    with replacing(path) as aside:
+        canvas.figure.savefig(aside, format="png", dpi=140, metadata={"Software": None}, pil_kwargs={"optimize": True})
     plt.close(canvas.figure)
-    os.replace(aside, path)
 
 
 if __name__ == "__main__":

@@ -4,16 +4,16 @@ The tables replace what is between the marks `<!-- name -->` and `<!-- /name -->
 """
 
 import json
-import os
 import re
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+
+from kernelwarehouse._files import replacing, write_file
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -141,10 +141,8 @@ def scaling_section() -> str:
 
 def save(figure: Figure, name: str) -> None:
     PLOTS.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=PLOTS, suffix=".svg", delete=False) as file:
-        figure.savefig(file.name, metadata={"Date": None})
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, PLOTS / name)
+    with replacing(PLOTS / name) as aside:
+        figure.savefig(aside, metadata={"Date": None})
     plt.close(figure)
 
 
@@ -166,10 +164,7 @@ def main() -> None:
     page = fill(page, "mixing", mixing_table(read("mixing.json")["rows"]))
     save(ratio_plot(speed["rows"], "time relative to the static network"), "performance-speed.svg")
     save(ratio_plot(memory["rows"], "peak memory relative to the static network"), "performance-memory.svg")
-    with tempfile.NamedTemporaryFile("w", dir=PAGE.parent, suffix=".md", delete=False) as file:
-        file.write(page)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, PAGE)
+    write_file(PAGE, page)
 
 
 if __name__ == "__main__":
