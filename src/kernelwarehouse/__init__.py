@@ -1,5 +1,7 @@
 """KernelWarehouse for PyTorch: dynamic convolution with warehouses of shared kernel cells."""
 
+from kernelwarehouse._version import __version__
+from kernelwarehouse.assemble import force
 from kernelwarehouse.config import Override, WarehouseConfig
 from kernelwarehouse.conversion import convert, plan_of
 from kernelwarehouse.costs import explain
@@ -7,10 +9,18 @@ from kernelwarehouse.errors import (
     CheckpointError,
     ConfigError,
     ConvertError,
+    DataError,
     KernelWarehouseError,
     KernelWarehouseWarning,
+    MeasurementError,
+    MissingExtraError,
     PlanError,
+    RecipeError,
+    ShapeError,
+    StrategyError,
+    TrainingError,
     UnknownPresetError,
+    UnreadableImageError,
 )
 from kernelwarehouse.inference import Preparation, prepare_inference
 from kernelwarehouse.planning.api import plan
@@ -24,18 +34,28 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "ConvertError",
+    "DataError",
     "KernelWarehouseError",
     "KernelWarehouseWarning",
+    "MeasurementError",
+    "MissingExtraError",
     "Override",
     "Plan",
     "PlanError",
     "Preparation",
+    "RecipeError",
+    "ShapeError",
+    "StrategyError",
     "TemperatureSchedule",
+    "TrainingError",
     "UnknownPresetError",
+    "UnreadableImageError",
     "WarehouseConfig",
+    "__version__",
     "convert",
     "create_model",
     "explain",
+    "force",
     "get_temperature",
     "load",
     "load_published",

@@ -53,5 +53,9 @@ class MeasurementError(KernelWarehouseError):
     """A measurement that could not be taken."""
 
 
+class MissingExtraError(KernelWarehouseError):
+    """A part of the library whose optional packages are not installed; the message says how to install them."""
+
+
 class KernelWarehouseWarning(UserWarning):
     """Something worth knowing that does not stop the work."""

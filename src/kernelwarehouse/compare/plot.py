@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kernelwarehouse._extras import require
 from kernelwarehouse.compare.files import check_writable, written_aside
 from kernelwarehouse.compare.table import Row
 from kernelwarehouse.errors import MeasurementError
@@ -11,11 +12,9 @@ from kernelwarehouse.errors import MeasurementError
 
 def check_plot(path: Path) -> None:
     """Refuse what could not be drawn, before it is measured."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        hint = "pip install 'kernelwarehouse[plots]'"
-        raise MeasurementError(f"a plot needs matplotlib; install it with: {hint}") from None
+    require("compare", "a plot")
+    from matplotlib.figure import Figure
+
     formats = Figure().canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in formats:
         raise MeasurementError(f"plot {path} has no known format; its name must end in one of {', '.join(formats)}")

@@ -4,8 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from kernelwarehouse._extras import require
 from kernelwarehouse._files import write_file
 
 
@@ -72,6 +71,10 @@ class Page:
 
 
 def render(page: Page) -> str:
+    """The page as HTML, whole in one file."""
+    require("train", "a report page")
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader("kernelwarehouse.report", "assets"),
         autoescape=True,
