@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from kernelwarehouse.assemble import Geometry, evaluate, force
-from kernelwarehouse.assemble.function import Recomputed
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.errors import ShapeError, StrategyError
 from kernelwarehouse.layers import Conv2d
@@ -144,8 +143,7 @@ def test_saves_its_inputs_and_nothing_else(way: str) -> None:
     inputs = [tensor.requires_grad_() for tensor in _tensors()]
     saved: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t), force(way):
-        out = evaluate(*inputs, SQUARE)
-    assert type(out.grad_fn).__name__ == f"{Recomputed.__name__}Backward"
+        evaluate(*inputs, SQUARE)
     assert saved == [tensor.data_ptr() for tensor in inputs]
 
 
