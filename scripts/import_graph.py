@@ -13,6 +13,8 @@ PACKAGE = ROOT / "src" / "kernelwarehouse"
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 ENTRANCES = ("__init__", "__main__", "cli", "demo")
 """What nothing else imports: they are the ways in."""
+EVERYWHERE = ("_extras", "_files", "_terminal", "_version", "errors")
+WIDTH = 12
 
 Graph = dict[str, set[str]]
 
@@ -79,39 +81,47 @@ def without_shortcuts(graph: Graph) -> Graph:
     }
 
 
+def places(graph: Graph) -> dict[str, tuple[float, float]]:
+    """Where each room is drawn: below all that import it, and near the middle of them."""
+    importers: Graph = {room: {other for other, targets in graph.items() if room in targets} for room in graph}
+    levels = floors(importers)
+    found: dict[str, tuple[float, float]] = {}
+    for depth, level in enumerate(levels):
+        above = {room: [found[other][0] for other in importers[room]] or [WIDTH / 2] for room in level}
+        ordered = sorted(level, key=lambda room: sum(above[room]) / len(above[room]))
+        for index, room in enumerate(ordered):
+            found[room] = ((index + 0.5) * WIDTH / len(level), float(len(levels) - depth))
+    return found
+
+
 def draw(path: Path) -> None:
     from matplotlib import pyplot as plt
 
     from kernelwarehouse._files import replacing
 
     plt.rcParams["svg.hashsalt"] = "kernelwarehouse"
-    graph = rooms()
-    levels = floors(graph)
-    places = {
-        room: ((index + 0.5) * 16 / len(level), height)
-        for height, level in enumerate(levels)
-        for index, room in enumerate(level)
-    }
-    figure, axes = plt.subplots(figsize=(14, 1.0 * len(levels)))
+    whole = rooms()
+    graph = {room: targets - set(EVERYWHERE) for room, targets in whole.items() if room not in EVERYWHERE}
+    at = places(graph)
+    tallest = max(height for _, height in at.values())
+    figure, axes = plt.subplots(figsize=(WIDTH, 0.9 * tallest))
     for room, targets in without_shortcuts(graph).items():
         for target in targets:
-            axes.annotate(
-                "",
-                places[target],
-                places[room],
-                arrowprops={"arrowstyle": "-|>", "color": "0.6", "lw": 0.8, "shrinkA": 12, "shrinkB": 12},
-            )
-    for room, (x, y) in places.items():
+            (x, y), (to_x, to_y) = at[room], at[target]
+            arrow = {"arrowstyle": "-|>", "color": "0.55", "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
+            axes.annotate("", (to_x, to_y + 0.2), (x, y - 0.2), arrowprops=arrow)
+    for room, (x, y) in at.items():
         package = (PACKAGE / room).is_dir()
         colour = "tab:orange" if room in ENTRANCES else "tab:blue" if package else "0.35"
         box = {"boxstyle": "round,pad=0.35", "fc": "white", "ec": colour, "lw": 1.4}
-        axes.text(x, y, f"{room}/" if package else room, ha="center", va="center", fontsize=10, bbox=box)
-    axes.set_xlim(0, 16)
-    axes.set_ylim(-0.6, len(levels) - 0.4)
+        axes.text(x, y, f"{room}/" if package else room, ha="center", va="center", fontsize=11, bbox=box)
+    axes.text(WIDTH / 2, 0.1, f"not drawn, as any room may use them: {', '.join(EVERYWHERE)}", ha="center", fontsize=9)
+    axes.set_xlim(0, WIDTH)
+    axes.set_ylim(0, tallest + 0.5)
     axes.axis("off")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as aside:
-        figure.savefig(aside, metadata={"Date": None}, bbox_inches="tight")
+        figure.savefig(aside, metadata={"Date": None} if path.suffix == ".svg" else None, bbox_inches="tight")
     plt.close(figure)
 
 
