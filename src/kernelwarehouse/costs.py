@@ -31,6 +31,13 @@ def explain(model: nn.Module, example: Tensor) -> tuple[LayerCost, ...]:
     """Print, and return, how each layer of the model is evaluated on an input like `example`.
 
     The model runs once, without gradients and in eval mode; its modes and statistics are left as they were.
+
+    Arguments:
+        model: a model with converted layers.
+        example: an input, of the size and batch that you are interested in.
+
+    Raises:
+        KernelWarehouseError: for a model without converted layers.
     """
     costs = layer_costs(model, example)
     console().print(_table(costs))

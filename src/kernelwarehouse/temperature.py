@@ -49,7 +49,24 @@ def _holders(model: nn.Module) -> Iterator[HasTemperature]:
 
 
 def set_temperature(model: nn.Module, tau: float) -> None:
-    """Set tau in every layer of the model."""
+    """Set tau in every layer of the model: 1 is the start of training, 0 its end.
+
+    Layers without a start strategy stay at 0.
+
+    Arguments:
+        model: a model with converted layers; wrappers such as DistributedDataParallel may be around it.
+        tau: a number from 0 to 1.
+
+    Raises:
+        KernelWarehouseError: for another number, or a model without a layer that has a temperature.
+
+    Example:
+        >>> import kernelwarehouse as kw
+        >>> model = kw.create_model("kw1x_mobilenetv2_050", num_classes=2)
+        >>> kw.set_temperature(model, 0.25)
+        >>> kw.get_temperature(model)
+        0.25
+    """
     value: object = tau
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= 1:
         raise KernelWarehouseError(f"temperature is {tau!r}; a number from 0 to 1 is wanted")
@@ -58,7 +75,14 @@ def set_temperature(model: nn.Module, tau: float) -> None:
 
 
 def get_temperature(model: nn.Module) -> float:
-    """The tau of the model's layers."""
+    """The tau of the model's layers; the highest, where they differ.
+
+    Arguments:
+        model: a model with converted layers.
+
+    Raises:
+        KernelWarehouseError: for a model without a layer that has a temperature.
+    """
     # Layers without a start strategy stay at 0 whatever the others do, so the highest is the model's.
     return max(module.get_temperature() for module in _holders(model))
 
@@ -67,6 +91,22 @@ class TemperatureSchedule:
     """Lowers tau linearly from 1 to 0 over the first `steps` iterations: call `step()` after each of them.
 
     Sets the model's tau at once, so the first iteration runs at 1 (at 0 for `steps=0`, as fine-tuning wants).
+
+    Arguments:
+        model: a model with converted layers.
+        steps: iterations until tau is 0; the recipes of the paper are in `kernelwarehouse.training.recipes`.
+
+    Raises:
+        KernelWarehouseError: where `steps` is no whole number of 0 or more, or the model has no temperature.
+
+    Example:
+        >>> import kernelwarehouse as kw
+        >>> model = kw.create_model("kw1x_mobilenetv2_050", num_classes=2)
+        >>> schedule = kw.TemperatureSchedule(model, steps=4)
+        >>> for iteration in range(3):
+        ...     schedule.step()
+        >>> schedule.temperature
+        0.25
     """
 
     def __init__(self, model: nn.Module, steps: int) -> None:
@@ -80,6 +120,7 @@ class TemperatureSchedule:
 
     @property
     def temperature(self) -> float:
+        """The tau of the iteration to come."""
         return max(0.0, 1 - self.done / self.steps) if self.steps else 0.0
 
     def step(self) -> None:
@@ -89,9 +130,11 @@ class TemperatureSchedule:
             self._apply()
 
     def state_dict(self) -> dict[str, Any]:
+        """Where the schedule is, for a checkpoint."""
         return {"steps": self.steps, "done": self.done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken, and set the model's tau to it."""
         counts = [state.get(key) for key in ("steps", "done")] if isinstance(state, dict) else [None]
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise KernelWarehouseError(f"schedule state is {state!r}; whole numbers 'steps' and 'done' are wanted")

@@ -53,7 +53,25 @@ class Choice:
 
 @contextmanager
 def force(strategy: str) -> Iterator[None]:
-    """Evaluate every layer by this strategy inside the `with` block (backward follows its forward)."""
+    """Evaluate every layer by this strategy inside the `with` block (backward follows its forward).
+
+    For comparisons and second derivatives; without it, each layer takes the way that suits it. Compilers do not see it.
+
+    Arguments:
+        strategy: `"plain"` is the definition; `kernelwarehouse.assemble.STRATEGIES` lists all.
+
+    Raises:
+        StrategyError: for an unknown strategy and, when a layer is called, for one that cannot evaluate it.
+
+    Example:
+        >>> import torch, kernelwarehouse as kw
+        >>> from kernelwarehouse.layers import Conv2d
+        >>> layer, x = Conv2d(8, 8, 3), torch.randn(2, 8, 5, 5)
+        >>> with kw.force("plain"):
+        ...     expected = layer(x)
+        >>> torch.allclose(layer(x), expected, atol=1e-5)
+        True
+    """
     if strategy not in STRATEGIES:
         raise StrategyError(f"there is no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
     token = _forced.set(strategy)
