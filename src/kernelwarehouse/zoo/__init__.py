@@ -1,113 +1,25 @@
-"""The networks of the paper, on timm's own backbones, registered with timm under their published names."""
+"""The networks of the paper, on timm's own backbones, registered with timm under their published names.
 
-import dataclasses
-import difflib
-from typing import Any
+Every file here whose name begins with a letter is a family of networks and registers its presets: a new family is one
+new file.
+"""
 
-import timm
-import torch
-from timm.models import register_model
-from torch import nn
+from importlib import import_module
+from pkgutil import iter_modules
 
-from kernelwarehouse.config import WarehouseConfig
-from kernelwarehouse.conversion import apply_plan, convert
-from kernelwarehouse.errors import ConfigError, UnknownPresetError
-from kernelwarehouse.planning.api import plan
-from kernelwarehouse.planning.plan import Plan
-from kernelwarehouse.zoo import ablations, compared, convnext, deit, mobilenetv2, resnet, small
-from kernelwarehouse.zoo.compared import PeerPreset
-from kernelwarehouse.zoo.preset import ARCHITECTURE, Preset
+from kernelwarehouse.zoo._preset import ARCHITECTURE, PeerPreset, Preset
+from kernelwarehouse.zoo._registry import (
+    ABLATIONS,
+    EVERY_PRESET,
+    PEERS,
+    PRESETS,
+    create_model,
+    find_preset,
+    preset_plan,
+    register,
+)
 
-PRESETS: dict[str, Preset] = {
-    preset.name: preset for preset in (*resnet.PRESETS, *mobilenetv2.PRESETS, *convnext.PRESETS, *deit.PRESETS)
-}
-PEERS: dict[str, PeerPreset] = {preset.name: preset for preset in compared.PRESETS}
-ABLATIONS: dict[str, Preset | PeerPreset] = {preset.name: preset for preset in ablations.PRESETS}
-EVERY_PRESET: dict[str, Preset | PeerPreset] = {**PRESETS, **PEERS, **ABLATIONS}
-_FEATURE_ARGUMENTS = ("features_only", "out_indices", "feature_cls")
-
-
-def find_preset(name: str) -> Preset | PeerPreset:
-    if not isinstance(name, str):
-        raise UnknownPresetError(f"a preset is named {name!r}; text is wanted")
-    if name in EVERY_PRESET:
-        return EVERY_PRESET[name]
-    near = difflib.get_close_matches(name, EVERY_PRESET, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(PRESETS)}"
-    raise UnknownPresetError(f"there is no preset {name!r}; {hint}")
-
-
-def create_model(name: str, **kwargs: Any) -> nn.Module:
-    """A network of the paper, new. Keywords such as `num_classes`, `in_chans`, `drop_path_rate` or `features_only`
-    go to timm's backbone."""
-    preset = find_preset(name)
-    kwargs = {key: value for key, value in kwargs.items() if value is not None}
-    if kwargs.pop("pretrained", False):
-        raise ConfigError(f"{name} has no weights to download; use load_published with a checkpoint of the authors")
-    features = {key: kwargs[key] for key in _FEATURE_ARGUMENTS if key in kwargs}
-    whole = {key: value for key, value in kwargs.items() if key not in features}
-    if isinstance(preset, PeerPreset):
-        model = preset.method(timm.create_model(preset.backbone, **{**preset.arguments, **kwargs}))
-    elif features.get("features_only"):
-        model = _feature_model(preset, whole, features)
-    else:
-        backbone = _backbone(preset, whole)
-        model = convert(backbone, plan(backbone, _config(preset, whole)))
-    setattr(model, ARCHITECTURE, {"library": "kernelwarehouse", "name": name, "arguments": kwargs})
-    return model
-
-
-def preset_plan(preset: Preset, **kwargs: Any) -> Plan:
-    """The plan of a preset, made on a backbone without memory."""
-    with torch.device("meta"):
-        return plan(_backbone(preset, kwargs), _config(preset, kwargs))
-
-
-def _backbone(preset: Preset, arguments: dict[str, Any]) -> nn.Module:
-    try:
-        return timm.create_model(preset.backbone, **arguments)
-    except TypeError as error:
-        raise ConfigError(f"{preset.name}: timm's {preset.backbone} does not take {arguments}: {error}") from error
-
-
-def _config(preset: Preset, arguments: dict[str, Any]) -> WarehouseConfig:
-    """The preset's settings, without the classifier's warehouse where there is no classifier."""
-    config = preset.config
-    if arguments.get("num_classes") != 0 or "classifier" not in config.groups:
-        return config
-    groups = {name: patterns for name, patterns in config.groups.items() if name != "classifier"}
-    overrides = tuple(override for override in config.overrides if override.pattern != "classifier")
-    return dataclasses.replace(config, groups=groups, overrides=overrides)
-
-
-def _feature_model(preset: Preset, whole: dict[str, Any], features: dict[str, Any]) -> nn.Module:
-    """timm takes a backbone apart for features and renames its modules; the plan is made on the whole one, so that
-    the warehouses keep their size and a classifier's weights fit."""
-    model = timm.create_model(preset.backbone, **whole, **features)
-    here = {_common_name(name): name for name, _ in model.named_modules()}
-    planned = preset_plan(preset, **whole)
-    names = {layer.spec.name: here.get(_common_name(layer.spec.name)) for layer in planned.layers}
-    return apply_plan(model, planned, {name: found for name, found in names.items() if found is not None})
-
-
-def _common_name(name: str) -> str:
-    """Feature lists rename `stages.0.blocks.1` to `stages_0.blocks.1`, feature getters to `model.stages.0.blocks.1`."""
-    return name.removeprefix("model.").replace("_", ".")
-
-
-def _register(preset: Preset | PeerPreset) -> None:
-    def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        for managed in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
-            kwargs.pop(managed, None)
-        return create_model(preset.name, pretrained=pretrained, **kwargs)
-
-    entry.__name__ = preset.name
-    entry.__module__ = __name__
-    entry.__doc__ = f"{preset.backbone} of {preset.parameters:,} parameters."
-    register_model(entry)
-
-
-__all__: list[str] = [
+__all__ = [
     "ABLATIONS",
     "ARCHITECTURE",
     "EVERY_PRESET",
@@ -118,7 +30,9 @@ __all__: list[str] = [
     "create_model",
     "find_preset",
     "preset_plan",
-    "small",
+    "register",
 ]
-for _preset in EVERY_PRESET.values():
-    _register(_preset)
+
+for _module in iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        import_module(f"{__name__}.{_module.name}")

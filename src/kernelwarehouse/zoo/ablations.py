@@ -8,8 +8,9 @@ from rich.table import Table
 
 from kernelwarehouse import paper
 from kernelwarehouse.zoo import compared, resnet
-from kernelwarehouse.zoo.compared import CAF_PRESETS, PeerPreset
-from kernelwarehouse.zoo.preset import Preset
+from kernelwarehouse.zoo._preset import PeerPreset, Preset
+from kernelwarehouse.zoo._registry import register
+from kernelwarehouse.zoo.compared import CAF_PRESETS
 
 _ONE_X, _TWO_HALVES, _FOUR_X, _DEEP = "kw1x_resnet18", "kw1d2x_resnet18", "kw4x_resnet18", "kw1x_resnet50"
 _BASES = {preset.name: preset for preset in resnet.PRESETS}
@@ -36,6 +37,8 @@ PRESETS: tuple[Preset | PeerPreset, ...] = (
     _variant(_TWO_HALVES, "one_to_two", 7_431_044, "7.43M", start="one_to_many"),
     *CAF_PRESETS,
 )
+
+register(*PRESETS, ablations=True)
 
 _ROWS: tuple[tuple[str, str, str], ...] = (
     ("ablation_partition", "with kernel partition", _ONE_X),

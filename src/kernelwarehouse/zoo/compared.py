@@ -1,9 +1,6 @@
 """The compared networks of the paper, by name."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -11,25 +8,9 @@ from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.conversion import convert
 from kernelwarehouse.peers import cbam, cgc, condconv, dcd, dyconv, eca, kwod, odconv, se, weightnet
 from kernelwarehouse.planning.api import plan
+from kernelwarehouse.zoo._preset import Method, PeerPreset
+from kernelwarehouse.zoo._registry import register
 from kernelwarehouse.zoo.mobilenetv2 import four_x_groups
-
-Method = Callable[[nn.Module], nn.Module]
-
-
-@dataclass(frozen=True)
-class PeerPreset:
-    """A network that the paper compares with: a timm backbone and the method applied to it.
-
-    `parameters`, `paper` and `note` are as in `kernelwarehouse.zoo.Preset`; `arguments` go to timm.
-    """
-
-    name: str
-    backbone: str
-    method: Method
-    parameters: int
-    paper: str | None
-    note: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def peer_preset(
@@ -97,3 +78,5 @@ CAF_PRESETS = (
     ),
 )
 """An ablation of the paper: its attention function inside other methods."""
+
+register(*PRESETS)

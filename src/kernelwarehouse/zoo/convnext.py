@@ -5,7 +5,8 @@ three stages of three. The published code keeps that stage whole and reduces les
 """
 
 from kernelwarehouse.config import WarehouseConfig
-from kernelwarehouse.zoo.preset import Preset, half
+from kernelwarehouse.zoo._preset import Preset, half
+from kernelwarehouse.zoo._registry import register
 
 _BLOCKS = (3, 3, 9, 3)
 
@@ -53,3 +54,5 @@ PRESETS = (
         "what the published code builds for 1x",
     ),
 )
+
+register(*PRESETS)

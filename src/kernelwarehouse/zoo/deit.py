@@ -4,7 +4,8 @@ The paper gives only counts; these settings reproduce them.
 """
 
 from kernelwarehouse.config import WarehouseConfig
-from kernelwarehouse.zoo.preset import Preset, half
+from kernelwarehouse.zoo._preset import Preset, half
+from kernelwarehouse.zoo._registry import register
 
 _BLOCKS = 12
 
@@ -51,3 +52,5 @@ PRESETS = (
         "20.44M",
     ),
 )
+
+register(*PRESETS)

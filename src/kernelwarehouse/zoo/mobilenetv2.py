@@ -5,7 +5,8 @@ before; the last 1x1 belongs to the last stage, with its projections.
 """
 
 from kernelwarehouse.config import Override, WarehouseConfig
-from kernelwarehouse.zoo.preset import Preset, half
+from kernelwarehouse.zoo._preset import Preset, half
+from kernelwarehouse.zoo._registry import register
 
 # Blocks of each stage, by timm's names.
 _BLOCKS: dict[int, tuple[str, ...]] = {
@@ -96,3 +97,5 @@ def _presets(width: str, counts: tuple[int, int, int], paper: tuple[str, str, st
 PRESETS = _presets("050", (1_466_888, 2_854_522, 4_648_587), ("1.47M", "2.85M", "4.65M")) + _presets(
     "100", (2_654_396, 5_168_146, 11_379_382), ("2.65M", "5.17M", "11.38M")
 )
+
+register(*PRESETS)

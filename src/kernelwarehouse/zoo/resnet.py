@@ -5,7 +5,8 @@ stages), which is what planning does by itself. ResNet50 also keeps its first 1x
 """
 
 from kernelwarehouse.config import WarehouseConfig
-from kernelwarehouse.zoo.preset import Preset
+from kernelwarehouse.zoo._preset import Preset
+from kernelwarehouse.zoo._registry import register
 
 STATIC = {
     "resnet18": ("conv1",),
@@ -33,3 +34,5 @@ PRESETS = (
     _preset("1x", "resnet50", 1, 28_052_310, "28.05M"),
     _preset("4x", "resnet50", 4, 102_015_144, "102.02M"),
 )
+
+register(*PRESETS)

@@ -14,7 +14,7 @@ from torch import nn
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.conversion import convert
 from kernelwarehouse.planning.api import plan
-from kernelwarehouse.zoo.preset import ARCHITECTURE
+from kernelwarehouse.zoo._preset import ARCHITECTURE
 
 STAGES = ((32, 1), (64, 2), (128, 2))
 

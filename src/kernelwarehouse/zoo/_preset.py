@@ -1,6 +1,10 @@
 """What a preset is."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
 
 from kernelwarehouse.config import Override, WarehouseConfig
 
@@ -22,6 +26,26 @@ class Preset:
     parameters: int
     paper: str | None
     note: str = ""
+
+
+Method = Callable[[nn.Module], nn.Module]
+"""Makes a compared network of a backbone."""
+
+
+@dataclass(frozen=True)
+class PeerPreset:
+    """A network that the paper compares with: a timm backbone and the method applied to it.
+
+    `parameters`, `paper` and `note` are as in `Preset`; `arguments` go to timm.
+    """
+
+    name: str
+    backbone: str
+    method: Method
+    parameters: int
+    paper: str | None
+    note: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def half(pattern: str) -> Override:

@@ -1,0 +1,120 @@
+"""Every preset by name. Families register theirs when they are imported, and timm learns them too."""
+
+import dataclasses
+import difflib
+from typing import Any
+
+import timm
+import torch
+from timm.models import register_model
+from torch import nn
+
+from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.conversion import apply_plan, convert
+from kernelwarehouse.errors import ConfigError, UnknownPresetError
+from kernelwarehouse.planning.api import plan
+from kernelwarehouse.planning.plan import Plan
+from kernelwarehouse.zoo._preset import ARCHITECTURE, PeerPreset, Preset
+
+PRESETS: dict[str, Preset] = {}
+"""The paper's networks with warehouses, and others of their kind."""
+PEERS: dict[str, PeerPreset] = {}
+"""The networks that the paper compares with."""
+ABLATIONS: dict[str, Preset | PeerPreset] = {}
+EVERY_PRESET: dict[str, Preset | PeerPreset] = {}
+_FEATURE_ARGUMENTS = ("features_only", "out_indices", "feature_cls")
+
+
+def register(*presets: Preset | PeerPreset, ablations: bool = False) -> None:
+    """Make presets known to `create_model`, `timm.create_model` and the command line."""
+    for preset in presets:
+        if preset.name in EVERY_PRESET:
+            raise ConfigError(f"two presets are named {preset.name!r}; the second is on {preset.backbone}")
+        EVERY_PRESET[preset.name] = preset
+        if ablations:
+            ABLATIONS[preset.name] = preset
+        elif isinstance(preset, PeerPreset):
+            PEERS[preset.name] = preset
+        else:
+            PRESETS[preset.name] = preset
+        _tell_timm(preset)
+
+
+def find_preset(name: str) -> Preset | PeerPreset:
+    if not isinstance(name, str):
+        raise UnknownPresetError(f"a preset is named {name!r}; text is wanted")
+    if name in EVERY_PRESET:
+        return EVERY_PRESET[name]
+    near = difflib.get_close_matches(name, EVERY_PRESET, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(PRESETS)}"
+    raise UnknownPresetError(f"there is no preset {name!r}; {hint}")
+
+
+def create_model(name: str, **kwargs: Any) -> nn.Module:
+    """A network of the paper, new. Keywords such as `num_classes`, `in_chans`, `drop_path_rate` or `features_only`
+    go to timm's backbone."""
+    preset = find_preset(name)
+    kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    if kwargs.pop("pretrained", False):
+        raise ConfigError(f"{name} has no weights to download; use load_published with a checkpoint of the authors")
+    features = {key: kwargs[key] for key in _FEATURE_ARGUMENTS if key in kwargs}
+    whole = {key: value for key, value in kwargs.items() if key not in features}
+    if isinstance(preset, PeerPreset):
+        model = preset.method(timm.create_model(preset.backbone, **{**preset.arguments, **kwargs}))
+    elif features.get("features_only"):
+        model = _feature_model(preset, whole, features)
+    else:
+        backbone = _backbone(preset, whole)
+        model = convert(backbone, plan(backbone, _config(preset, whole)))
+    setattr(model, ARCHITECTURE, {"library": "kernelwarehouse", "name": name, "arguments": kwargs})
+    return model
+
+
+def preset_plan(preset: Preset, **kwargs: Any) -> Plan:
+    """The plan of a preset, made on a backbone without memory."""
+    with torch.device("meta"):
+        return plan(_backbone(preset, kwargs), _config(preset, kwargs))
+
+
+def _backbone(preset: Preset, arguments: dict[str, Any]) -> nn.Module:
+    try:
+        return timm.create_model(preset.backbone, **arguments)
+    except TypeError as error:
+        raise ConfigError(f"{preset.name}: timm's {preset.backbone} does not take {arguments}: {error}") from error
+
+
+def _config(preset: Preset, arguments: dict[str, Any]) -> WarehouseConfig:
+    """The preset's settings, without the classifier's warehouse where there is no classifier."""
+    config = preset.config
+    if arguments.get("num_classes") != 0 or "classifier" not in config.groups:
+        return config
+    groups = {name: patterns for name, patterns in config.groups.items() if name != "classifier"}
+    overrides = tuple(override for override in config.overrides if override.pattern != "classifier")
+    return dataclasses.replace(config, groups=groups, overrides=overrides)
+
+
+def _feature_model(preset: Preset, whole: dict[str, Any], features: dict[str, Any]) -> nn.Module:
+    """timm takes a backbone apart for features and renames its modules; the plan is made on the whole one, so that
+    the warehouses keep their size and a classifier's weights fit."""
+    model = timm.create_model(preset.backbone, **whole, **features)
+    here = {_common_name(name): name for name, _ in model.named_modules()}
+    planned = preset_plan(preset, **whole)
+    names = {layer.spec.name: here.get(_common_name(layer.spec.name)) for layer in planned.layers}
+    return apply_plan(model, planned, {name: found for name, found in names.items() if found is not None})
+
+
+def _common_name(name: str) -> str:
+    """Feature lists rename `stages.0.blocks.1` to `stages_0.blocks.1`, feature getters to `model.stages.0.blocks.1`."""
+    return name.removeprefix("model.").replace("_", ".")
+
+
+def _tell_timm(preset: Preset | PeerPreset) -> None:
+    def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        for managed in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
+            kwargs.pop(managed, None)
+        return create_model(preset.name, pretrained=pretrained, **kwargs)
+
+    entry.__name__ = preset.name
+    entry.__module__ = __name__
+    entry.__doc__ = f"{preset.backbone} of {preset.parameters:,} parameters."
+    register_model(entry)
