@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -6,6 +7,9 @@ import torch
 
 from kernelwarehouse.data import ArrayImages, DataSet
 from tiny_things import striped_arrays
+
+# The suite's own compiled kernels: kept between runs, and neither from the user's cache nor in it.
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "kernels"))
 
 torch.set_num_threads(1)  # the suite runs one process per core
 

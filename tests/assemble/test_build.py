@@ -1,47 +1,95 @@
-"""Compiled kernels are turned off, or missing, without anything else changing."""
+"""Compiled kernels are turned off, missing, or being built by a process that dies, without anything else changing."""
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-SCRIPT = """
-import logging, torch
-logging.basicConfig(level=logging.INFO, format="LOG %(levelname)s %(message)s")
-from kernelwarehouse.assemble.build import load_native
+import pytest
+from kernel_processes import LOAD, environment, names, run
+from torch.utils import cpp_extension
+
+from kernelwarehouse.assemble import build, kernel_cache
+
+LAYER = (
+    LOAD
+    + """
 from kernelwarehouse.layers import Conv2d
 torch.manual_seed(0)
 layer = Conv2d(8, 8, 3)
 out = [layer(torch.ones(2, 8, 5, 5)) for _ in range(2)]
-print("loaded", load_native(), tuple(out[1].shape))
+print("shape", tuple(out[1].shape))
+"""
+)
+STUCK_COMPILER = """#!/bin/sh
+case "$*" in *ops.cpp*) echo $$ > "$0.pid.part"; mv "$0.pid.part" "$0.pid"; exec sleep 3600;; esac
+echo 99.0.0
 """
 
 
-def _run(**environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout + "".join(f"{line}\n" for line in done.stderr.splitlines() if line.startswith("LOG"))
-
-
-def test_turned_off() -> None:
-    assert _run(KERNELWAREHOUSE_NATIVE="0") == "loaded False (2, 8, 3, 3)\n"
+def test_turned_off(tmp_path: Path) -> None:
+    assert run(tmp_path, LAYER, KERNELWAREHOUSE_NATIVE="0") == "loaded False\nfrom\nshape (2, 8, 3, 3)\n"
+    assert names(tmp_path) == {"tmp"}
 
 
 def test_without_a_compiler_one_line_is_logged(tmp_path: Path) -> None:
-    found = _run(TORCH_EXTENSIONS_DIR=str(tmp_path), CXX="no-such-compiler")
-    assert found.startswith("loaded False (2, 8, 3, 3)\n")
+    found = run(tmp_path, LAYER, CXX="no-such-compiler")
+    assert found.startswith("loaded False\nfrom\nshape (2, 8, 3, 3)\n")
     assert found.count("LOG") == 1
     assert "no C++ compiler 'no-such-compiler'" in found
 
 
-def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    found = _run(TORCH_EXTENSIONS_DIR=str(blocked))
-    assert found.startswith("loaded False")
-    assert found.count("LOG") == 1
+def test_killed_build_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "kernelwarehouse"
+    compiler, compiler_pid = tmp_path / "c++", tmp_path / "c++.pid"
+    compiler.write_text(STUCK_COMPILER)
+    compiler.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOAD],
+        env=environment(tmp_path, CXX=str(compiler)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        while not compiler_pid.exists():
+            assert process.poll() is None, "the build ended before the compiler ran"
+            time.sleep(0.05)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    try:  # the compiler has a group of its own (ninja's doing): it is still there, with its scratch folder
+        assert len(list(folder.glob("native-build-*"))) == 1
+        found = run(tmp_path, LAYER)
+    finally:
+        os.kill(int(compiler_pid.read_text()), signal.SIGKILL)
+
+    works = shutil.which(cpp_extension.get_cxx_compiler()) is not None
+    assert found.startswith(f"loaded {works}\n")
+    assert "shape (2, 8, 3, 3)\n" in found
+    libraries = {path.name for path in folder.glob("native-*.so")}
+    assert names(folder) == {"build.lock", *libraries}
+    assert len(libraries) == works
+    if works:  # the next process loads what was kept, and needs neither compiler nor a word
+        found = run(tmp_path, LAYER, CXX="no-such-compiler")
+        assert found == f"loaded True\nfrom {folder / libraries.pop()}\nshape (2, 8, 3, 3)\n"
+
+
+def test_kernels_that_cannot_be_kept_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compiled(*, build_directory: str, **_: object) -> None:
+        (Path(build_directory) / "kernelwarehouse_native.so").write_bytes(b"library")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cpp_extension, "load", compiled)
+    monkeypatch.setattr(cpp_extension, "get_cxx_compiler", lambda: "sh")
+    monkeypatch.setattr(kernel_cache, "keep", full)
+    build._compile(tmp_path, "native-x")
+    assert "could not be kept for the next time: [Errno 28] No space left" in caplog.text
+    assert names(tmp_path) == set()

@@ -5,14 +5,14 @@ import logging
 import os
 import platform
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import torch
-from filelock import FileLock
+
+from kernelwarehouse.assemble import kernel_cache
 
 _SOURCES = Path(__file__).parent / "csrc"
 # Contraction gives fused multiply-add. No fast-math: NaN and infinity stay what they are.
@@ -23,50 +23,71 @@ _log = logging.getLogger("kernelwarehouse")
 
 @cache
 def load_native() -> bool:
-    """Whether `torch.ops.kernelwarehouse` can be used; builds it where needed. `KERNELWAREHOUSE_NATIVE=0` says no."""
+    """Whether `torch.ops.kernelwarehouse` can be used; builds it where needed. `KERNELWAREHOUSE_NATIVE=0` says no.
+
+    The library is kept where torch keeps its extensions and is checked before every use; a damaged one is built again.
+    A folder with a whole library need not be writable. One that can neither give a library nor take one (read-only, no
+    space, mounted without the right to execute), or that others could have written to, is passed over with a warning:
+    a folder of this user alone among the system's temporary files takes its place. Where that fails as well, or nothing
+    can be compiled, a warning says why and pure PyTorch is used.
+    """
     if os.environ.get("KERNELWAREHOUSE_NATIVE", "1") == "0":
         return False
     try:
         _load()
     except (RuntimeError, OSError, ImportError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        _log.warning("compiled kernels are not used, pure PyTorch is: %s", reason[0])
+        _log.warning("compiled kernels are not used, pure PyTorch is: %s", _first_line(error))
         return False
     return True
 
 
 def _load() -> None:
-    root = _cache() / "kernelwarehouse"
-    library = root / f"native-{_fingerprint()}.so"
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / "build.lock"):  # released by the system even where a build is killed
-        if not library.exists():
-            from torch.utils import cpp_extension  # slow to import, and it looks for CUDA with a log line
+    stem = f"native-{_fingerprint()}"
+    try:
+        _load_from(kernel_cache.usual_folder(), stem)
+    except OSError as error:
+        private = kernel_cache.private_folder()
+        _log.warning("compiled kernels are kept in %s, not in the usual cache: %s", private, _first_line(error))
+        _load_from(private, stem)
 
-            compiler = cpp_extension.get_cxx_compiler()
-            if shutil.which(compiler) is None:
-                raise OSError(f"there is no C++ compiler {compiler!r}")
-            _log.info("compiling kernels for this machine, once (%s)", library)
-            with tempfile.TemporaryDirectory(dir=root) as scratch, _ninja_on_path():
-                cpp_extension.load(
-                    name="kernelwarehouse_native",
-                    sources=[str(_SOURCES / "ops.cpp")],
-                    extra_cflags=_FLAGS,
-                    extra_ldflags=["-fopenmp"],
-                    build_directory=scratch,
-                    is_python_module=False,
-                )
-                os.replace(Path(scratch) / "kernelwarehouse_native.so", library)
-            return
+
+def _load_from(folder: Path, stem: str) -> None:
+    library = kernel_cache.find(folder, stem)
+    if library is None:
+        with kernel_cache.building(folder):
+            library = kernel_cache.find(folder, stem)  # another process may have been building it until now
+            if library is None:
+                _compile(folder, stem)
+                return
     torch.ops.load_library(library)
 
 
-def _cache() -> Path:
-    """Where torch keeps compiled extensions."""
-    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+def _compile(folder: Path, stem: str) -> None:
+    """Build the library, load it, and keep it. A failure that another folder would not mend is a `RuntimeError`."""
+    from torch.utils import cpp_extension  # slow to import, and it looks for CUDA with a log line
+
+    with kernel_cache.scratch(folder, stem) as scratch, _ninja_on_path():
+        compiler = cpp_extension.get_cxx_compiler()
+        if shutil.which(compiler) is None:
+            raise RuntimeError(f"there is no C++ compiler {compiler!r}")
+        _log.info("compiling kernels for this machine, once (%s)", folder)
+        cpp_extension.load(
+            name="kernelwarehouse_native",
+            sources=[str(_SOURCES / "ops.cpp")],
+            extra_cflags=_FLAGS,
+            extra_ldflags=["-fopenmp"],
+            build_directory=str(scratch),
+            is_python_module=False,
+        )
+        try:
+            (built,) = scratch.glob("*.so")  # a second build in one process gets another name from torch
+            kernel_cache.keep(built, folder, stem)
+        except OSError as error:
+            _log.warning("compiled kernels are used, but could not be kept for the next time: %s", error)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @contextmanager
