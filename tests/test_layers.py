@@ -388,3 +388,12 @@ def test_what_the_kernel_is_cannot_be_set(layer: nn.Module, name: str, value: ob
     with pytest.raises(AttributeError, match=f"{name}.*before it is converted"):
         setattr(layer, name, value)
     assert "weight" not in dict(layer.named_parameters())
+
+
+def test_layers_compiled_in_place_can_be_copied() -> None:
+    layer = layers.Conv2d(4, 4, 3).eval()
+    layer.compile(backend="eager")
+    x = torch.randn(2, 4, 6, 6)
+    expected = layer(x)
+    torch.testing.assert_close(copy.deepcopy(layer)(x), expected)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(layer))(x), expected)

@@ -101,7 +101,7 @@ class WarehouseLayer(nn.Module):
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "prepared": None}  # copies and files carry no memory that can be made again
+        return {**super().__getstate__(), "prepared": None}  # copies and files carry no memory that can be made again
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
