@@ -18,7 +18,6 @@ FULL = kw.WarehouseConfig(
     norm="layer",
     attention="relu",
     low_rank=1 / 16,
-    sharing="same_shape",
     groups={"a": ["layer1.*", "layer2.0.conv1"], "b": ["layer3"]},
     exclude=["conv1"],
     static_stem=False,
@@ -28,7 +27,7 @@ FULL = kw.WarehouseConfig(
 )
 
 
-@pytest.mark.parametrize("config", [kw.WarehouseConfig(), FULL])
+@pytest.mark.parametrize("config", [kw.WarehouseConfig(), kw.WarehouseConfig(sharing="same_shape"), FULL])
 def test_round_trip_through_json(config: kw.WarehouseConfig) -> None:
     text = json.dumps(config.to_dict())
     again = kw.WarehouseConfig.from_dict(json.loads(text))
@@ -87,6 +86,27 @@ def test_frozen() -> None:
         ("overrides", ["layer1"]),
         ("overrides", [{"pattern": "layer1", "budgets": 1}]),
         ("overrides", [{"pattern": ""}]),
+        ("overrides", [{"pattern": "layer1", "spatial_partition": "no"}]),
+        ("overrides", {"layer1": 2}),
+        ("spatial_partition", None),
+        ("spatial_partition", 1),
+        ("static_stem", "no"),
+        ("static_stem", None),
+        ("static_classifier", 1),
+        ("static_classifier", "False"),
+        ("exclude", {"conv1": True}),
+        ("exclude", b"conv1"),
+        ("exclude", None),
+        ("groups", {"a": []}),
+        ("groups", {"": ["layer1"]}),
+        ("groups", {1: ["layer1"]}),
+        ("groups", None),
+        ("sharing", True),
+        ("sharing", ["stage"]),
+        ("max_layers", 2.0),
+        ("max_layers", "8"),
+        ("norm", None),
+        ("attention", 3),
     ],
 )
 def test_nonsense_is_refused_by_name(field: str, value: object) -> None:
@@ -103,3 +123,16 @@ def test_override_names_its_pattern_in_errors() -> None:
 def test_unknown_setting_is_refused() -> None:
     with pytest.raises(kw.ConfigError, match="bugdet"):
         kw.WarehouseConfig.from_dict({"bugdet": 1})
+
+
+@pytest.mark.parametrize("sharing", ["none", "layer", "same_shape"])
+def test_groups_and_sharing_say_the_same_thing_twice(sharing: str) -> None:
+    with pytest.raises(kw.ConfigError, match=f"sharing is '{sharing}', and groups"):
+        kw.WarehouseConfig(sharing=sharing, groups={"a": ["layer1"]})
+    assert kw.WarehouseConfig(sharing="stage", groups={"a": ["layer1"]}).groups == {"a": ("layer1",)}
+
+
+@pytest.mark.parametrize("data", [None, 3, "budget", ["budget"]])
+def test_settings_come_as_a_mapping(data: object) -> None:
+    with pytest.raises(kw.ConfigError, match="mapping"):
+        kw.WarehouseConfig.from_dict(data)  # type: ignore[arg-type]

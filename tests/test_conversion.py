@@ -1,5 +1,6 @@
 import copy
 import itertools
+from collections import OrderedDict
 
 import pytest
 import timm
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import kernelwarehouse as kw
+from kernelwarehouse import layers
 from kernelwarehouse.conversion import converted_layers, replace_modules
 from reference import relative_error
 
@@ -160,6 +162,107 @@ def test_hooks_move_to_the_new_layer() -> None:
     converted = kw.convert(model, kw.plan(model))
     x = torch.randn(2, 4, 6, 6)
     torch.testing.assert_close(converted(x), model(x))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_full_backward_hooks_fire(when: str, kind: str, fused: bool) -> None:
+    if fused:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(OrderedDict(qkv=nn.Linear(4, 12))), nn.Linear(12, 4))
+        name, x = "1.qkv", torch.randn(2, 3, 4, requires_grad=True)
+    else:
+        model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+        name, x = "1", torch.randn(2, 4, 6, 6, requires_grad=True)
+    seen: list[nn.Module] = []
+
+    def doubled(module: nn.Module, gradients: tuple, *rest: object) -> tuple:
+        seen.append(module)
+        return tuple(2 * gradient for gradient in gradients)
+
+    plan = kw.plan(model)
+    plain = kw.convert(model, plan)
+    if when == "before":
+        getattr(model.get_submodule(name), kind)(doubled)
+    converted = kw.convert(model, plan)
+    converted.load_state_dict(plain.state_dict())
+    if when == "after":
+        getattr(converted.get_submodule(name), kind)(doubled)
+    (expected,) = torch.autograd.grad(plain(x).square().sum(), x)
+    (found,) = torch.autograd.grad(converted(x).square().sum(), x)
+    assert seen == [converted.get_submodule(name)]
+    torch.testing.assert_close(found, 2 * expected)
+
+
+def test_backward_hooks_on_an_attention_fire() -> None:
+    # Large enough to be mixed through the hidden vector, where the attention itself is not computed.
+    layer = layers.Conv2d(64, 64, 3, padding=1, config=kw.WarehouseConfig(budget=16))
+    kw.set_temperature(layer, 0.5)
+    seen = []
+    layer.attention.register_full_backward_hook(lambda module, into, out: seen.append(module))
+    layer(torch.randn(128, 64, 2, 2, requires_grad=True)).sum().backward()
+    assert seen == [layer.attention]
+
+
+def test_what_a_model_has_pinned_on_a_layer_stays_there() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    model[1].source = -1
+    model[1].tags = ["neck"]
+    converted = kw.convert(model, kw.plan(model))
+    assert converted[1].source == -1
+    assert converted[1].tags == ["neck"]
+    assert converted[1].tags is not model[1].tags
+    assert set(vars(converted[0])) == set(vars(converted[1])) - {"source", "tags"}
+
+
+def test_frozen_layers_keep_their_kernels_while_others_learn() -> None:
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(4)))
+    model[1].requires_grad_(False)
+    converted = kw.convert(model, kw.plan(model))
+    assert converted[0].warehouse is converted[2].warehouse
+    assert converted[1].warehouse.name == "stage1.frozen"
+    assert not converted[1].warehouse.cells.requires_grad
+    assert not converted[1].bias.requires_grad
+    x = torch.randn(4, 4, 12, 12)
+    kernels = [layer.warehouse.cells.detach().clone() for layer in converted]
+    optimiser = torch.optim.SGD(converted.parameters(), lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        optimiser.zero_grad()
+        converted(x).square().mean().backward()
+        optimiser.step()
+    assert torch.equal(converted[1].warehouse.cells, kernels[1])
+    assert not torch.equal(converted[0].warehouse.cells, kernels[0])
+    torch.testing.assert_close(converted[1](x), model[1](x))  # at temperature 1
+
+
+def test_freezing_after_planning_is_refused() -> None:
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(3)))
+    plan = kw.plan(model)
+    model[1].weight.requires_grad_(False)
+    with pytest.raises(kw.ConvertError, match=r"'stage1' is shared by '0', which is trained, and '1', which is frozen"):
+        kw.convert(model, plan)
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(kw.ConvertError, match="'2', which is trained, and '0', which is frozen"):
+        kw.convert(model, plan)
+    model[2].weight.requires_grad_(False)
+    assert not kw.convert(model, plan)[0].warehouse.cells.requires_grad
+
+
+def test_functional_call_needs_untied_weights() -> None:
+    # torch 2.13 leaves the given tensor behind in a module that is held twice; with tie_weights=False it does not.
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    converted = kw.convert(model, kw.plan(model))
+    own = converted[0].warehouse.cells
+    x = torch.randn(2, 4, 8, 8)
+    others = {name: 2 * parameter.detach() for name, parameter in converted.named_parameters()}
+    found = torch.func.functional_call(converted, others, (x,), tie_weights=False)
+    assert converted[0].warehouse.cells is own
+    assert converted[1].warehouse.cells is own
+    twin = copy.deepcopy(converted)
+    with torch.no_grad():
+        for name, parameter in twin.named_parameters():
+            parameter.copy_(others[name])
+    torch.testing.assert_close(found, twin(x))
 
 
 def test_whoever_reads_a_weight_is_told_what_to_do() -> None:

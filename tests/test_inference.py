@@ -132,24 +132,125 @@ def test_copies_and_state_carry_no_basis() -> None:
     assert _prepared(copy.deepcopy(model)) == []
 
 
+def _step(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimiser.step()
+
+
+def _replace_cells(model: nn.Module) -> None:
+    for layer in _prepared(model):
+        layer.warehouse.cells = nn.Parameter(layer.warehouse.cells.detach() * 1.5)
+
+
+def _replace_warehouses(model: nn.Module) -> None:
+    for layer in _prepared(model):
+        layer.warehouse = copy.deepcopy(layer.warehouse)
+        layer.warehouse.cells.data *= 1.5
+
+
+def _replace_logits(model: nn.Module) -> None:
+    for layer in _prepared(model):
+        layer.attention.fc2 = nn.Linear(layer.attention.fc2.in_features, layer.attention.fc2.out_features)
+
+
+def _parametrise_logits(model: nn.Module) -> None:
+    for layer in _prepared(model):
+        layer.attention.fc2.weight.data *= 1.5
+        nn.utils.parametrizations.weight_norm(layer.attention.fc2)
+
+
+def _replace_attentions(model: nn.Module) -> None:
+    for layer in _prepared(model):
+        layer.attention = copy.deepcopy(layer.attention)
+        layer.attention.fc2.weight.data += 0.2
+
+
+def _negated(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    return -output
+
+
+CHANGES = {
+    "cells": lambda model: [layer.warehouse.cells.mul_(1.5) for layer in _prepared(model)],
+    "logits": lambda model: [layer.attention.fc2.weight.add_(0.2) for layer in _prepared(model)],
+    "temperature": lambda model: kw.set_temperature(model, 0.5),
+    "assigned state": lambda model: model.load_state_dict(
+        {name: value * 2 if value.is_floating_point() else value for name, value in model.state_dict().items()},
+        assign=True,
+    ),
+    "replaced cells": _replace_cells,
+    "replaced warehouses": _replace_warehouses,
+    "replaced logits": _replace_logits,
+    "parametrised logits": _parametrise_logits,
+    "replaced attentions": _replace_attentions,
+    "replaced data": lambda model: [setattr(p, "data", p.data * 1.5) for p in model.parameters()],
+    "optimiser": lambda model: _step(model, torch.optim.SGD(model.parameters(), lr=0.1)),
+    "fused optimiser": lambda model: _step(model, torch.optim.Adam(model.parameters(), lr=0.1, fused=True)),
+    "hook on the attention": lambda model: [
+        layer.attention.register_forward_hook(_negated) for layer in _prepared(model)
+    ],
+}
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("change", ["cells", "logits", "temperature"])
-def test_changed_weights_are_noticed(change: str) -> None:
+@pytest.mark.parametrize("low_rank", [None, 0.25])
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_are_noticed(change: str, low_rank: float | None) -> None:
+    model = _network(low_rank=low_rank)
+    x = torch.randn(64, 3, 12, 12, generator=torch.Generator().manual_seed(4))
+    prepare_inference(model, batch=64)
+    assert _prepared(model)
+    before = model(x)
+    CHANGES[change](model)
+    with force("plain"):
+        expected = model(x)
+    scale = expected.abs().max().item()
+    assert (before - expected).abs().max() > 0.01 * scale
+    torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-3 * scale)
+
+
+@torch.no_grad()
+def test_parameters_handed_in_for_a_call_are_noticed() -> None:
     model = _network()
     x = torch.randn(64, 3, 12, 12, generator=torch.Generator().manual_seed(4))
     prepare_inference(model, batch=64)
-    if change == "cells":
-        for layer in _prepared(model):
-            layer.warehouse.cells.mul_(1.5)
-    elif change == "logits":
-        for layer in _prepared(model):
-            layer.attention.fc2.bias.add_(0.5)
-    else:
-        kw.set_temperature(model, 0.5)
+    before = model(x)
+    others = {name: parameter * 1.2 for name, parameter in model.named_parameters()}
     with force("plain"):
-        expected = model(x)
+        expected = torch.func.functional_call(model, others, (x,), tie_weights=False)
+    found = torch.func.functional_call(model, others, (x,), tie_weights=False)
+    assert (before - expected).abs().max() > 0.01 * expected.abs().max()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+    layer = _prepared(model)[0]
+    assert layer.prepared is not None
+    assert layer.prepared.fresh(layer.attention, layer.warehouse.cells)  # the model's own are back
+    torch.testing.assert_close(model(x), before)
+
+
+def test_training_another_model_leaves_the_bases_alone() -> None:
+    model, other = _network(), _network()
+    prepare_inference(model, batch=64)
+    _step(other, torch.optim.Adam(other.parameters(), fused=True))
+    for layer in _prepared(model):
+        assert layer.prepared is not None
+        assert layer.prepared.fresh(layer.attention, layer.warehouse.cells)
+
+
+def test_weights_that_are_computed_are_not_prepared() -> None:
+    model = _network()
+    for layer in model.modules():
+        if isinstance(layer, WarehouseLayer):
+            nn.utils.parametrizations.weight_norm(layer.attention.fc2)
+    assert prepare_inference(model, batch=64).layers == ()
+
+
+@torch.inference_mode()
+def test_models_made_in_inference_mode() -> None:
+    model = _network()
+    x = torch.randn(64, 3, 12, 12, generator=torch.Generator().manual_seed(4))
+    expected = model(x)
+    assert prepare_inference(model, batch=64).layers
     torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
-    assert all(not layer.prepared.fresh() for layer in _prepared(model) if layer.prepared is not None)
 
 
 def test_gradients_still_flow() -> None:

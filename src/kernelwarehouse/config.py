@@ -94,7 +94,7 @@ class WarehouseConfig:
     - `reduction`, `norm`, `attention`, `low_rank`: the attention branch; `low_rank` is the ratio of its low-rank form.
     - `sharing`: layers that draw on one warehouse: a stage, one layer, same-shaped kernels of a stage, or
       `"none"`, where every mixture has cells of its own.
-    - `groups`: explicit warehouses, name -> patterns. Layers in no group then stay static.
+    - `groups`: explicit warehouses, name -> patterns, instead of `sharing`. Layers in no group then stay static.
     - `exclude`: patterns of layers that stay static.
     - `static_stem`, `static_classifier`: leave the first convolution on an image and the last linear layer alone.
     - `max_layers`: a stage of more layers than this is shared in equal parts (`None`: never). The attention of a
@@ -121,6 +121,9 @@ class WarehouseConfig:
     def __post_init__(self) -> None:
         _normalise_settings(self, "")
         check_choice(self.sharing, "sharing", get_args(Sharing))
+        for name in ("static_stem", "static_classifier"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; True or False is wanted")
         count = self.max_layers
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ConfigError(f"max_layers is {self.max_layers!r}; a count of at least 1, or None, is wanted")
@@ -128,7 +131,17 @@ class WarehouseConfig:
         if not isinstance(self.groups, Mapping):
             raise ConfigError(f"groups is {self.groups!r}; a mapping of warehouse name to layer patterns is wanted")
         groups = {name: _texts(patterns, f"group {name!r}") for name, patterns in self.groups.items()}
+        for group, patterns in groups.items():
+            if not isinstance(group, str) or not group:
+                raise ConfigError(f"a group is named {group!r}; non-empty text is wanted")
+            if not patterns:
+                raise ConfigError(f"group {group!r} has no patterns; name at least one layer")
         object.__setattr__(self, "groups", groups)
+        if groups and self.sharing != "stage":
+            raise ConfigError(
+                f"sharing is {self.sharing!r}, and groups say who shares as well; give one of them (with groups, "
+                "sharing stays 'stage')"
+            )
         if not isinstance(self.overrides, Iterable):
             raise ConfigError(f"overrides is {self.overrides!r}; a list of kernelwarehouse.Override is wanted")
         object.__setattr__(self, "overrides", tuple(_as_override(item) for item in self.overrides))
@@ -146,6 +159,8 @@ class WarehouseConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"a configuration is {data!r}; a mapping of settings is wanted")
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(data) - known)
         if unknown:
@@ -166,7 +181,7 @@ def _as_override(item: object) -> Override:
 
 def _texts(value: object, what: str) -> tuple[str, ...]:
     # A bare string would be read letter by letter: the mistake behind a bug of the published code.
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise ConfigError(f"{what} is {value!r}; a list of patterns is wanted")
     items = tuple(value)
     for item in items:

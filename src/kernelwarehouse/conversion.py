@@ -2,7 +2,9 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import cache
 
+import torch
 from torch import Tensor, nn
 
 from kernelwarehouse.errors import ConvertError, PlanError
@@ -39,9 +41,15 @@ def convert(model: nn.Module, plan: Plan, *, initializer: Initializer | None = N
 
     The cells are seeded from the model's present kernels: with a whole budget of 1 or more, the converted model at
     temperature 1 (where it starts) gives the original's outputs. With an `initializer` they are drawn anew instead.
+    The cells of layers that are frozen (`requires_grad` is `False`) are frozen; their attention, which is new, is not.
+
+    Raises `PlanError` for a plan that was made for another model, `ConvertError` for a model that cannot be copied and
+    for a warehouse whose layers differ in device, type or in being frozen.
     """
     check_model(model)
     check_fits(model, plan)
+    for warehouse in plan.warehouses:
+        _check_alike(model, warehouse)
     try:
         converted = copy.deepcopy(model)
     except Exception as error:
@@ -93,6 +101,19 @@ def check_fits(model: nn.Module, plan: Plan) -> None:
             )
 
 
+def _check_alike(model: nn.Module, planned: PlannedWarehouse) -> None:
+    """Refuse to share cells between layers that are frozen and layers that are trained, which would move both."""
+    first = planned.layers[0].spec
+    trained = _trained(model.get_submodule(first.name))
+    for spec in (layer.spec for layer in planned.layers):
+        if _trained(model.get_submodule(spec.name)) != trained:
+            names = (first.label, spec.label) if trained else (spec.label, first.label)
+            raise ConvertError(
+                f"warehouse {planned.name!r} is shared by {names[0]!r}, which is trained, and {names[1]!r}, which is "
+                "frozen (requires_grad is False); plan the model as it is now, which gives frozen layers their own"
+            )
+
+
 def _convert_group(
     model: nn.Module, planned: PlannedWarehouse, names: Mapping[str, str], initializer: Initializer | None
 ) -> dict[str, nn.Module]:
@@ -113,13 +134,13 @@ def _convert_group(
     cells = sources[0].warehouse.cells
     if first.device.type != "meta":
         _fill(cells, planned, kernels, initializer)
-    cells.requires_grad_(any(kernel.requires_grad for kernel in kernels if kernel is not None))
+    cells.requires_grad_(any(_trained(old) for old in olds if old is not None))
     new = {}
     for spec, old, source in zip(specs, olds, sources, strict=True):
         if old is not None:
             layer = _layer(spec, old, source).train(old.training)
-            for hooks in _HOOKS:
-                getattr(layer, hooks).update(getattr(old, hooks))
+            _take_hooks(layer, old)
+            _take_attributes(layer, old)
             new[names[spec.name]] = layer
     return new
 
@@ -142,13 +163,18 @@ def _kernel(spec: LayerSpec, old: nn.Module) -> Tensor:
     return weight[-spec.out_channels :] if spec.part == "value" else weight
 
 
+def _trained(old: nn.Module) -> bool:
+    return old.get_parameter("weight").requires_grad
+
+
 def _layer(spec: LayerSpec, old: nn.Module, source: Source) -> nn.Module:
     bias = old._parameters.get("bias")
     layer: WarehouseLayer
     if isinstance(old, nn.Linear):
         layer = Linear(spec.in_channels, spec.out_channels, bias is not None, source=source)
         if spec.part == "value":
-            _take_bias(layer, None if bias is None else bias[-spec.out_channels :])
+            if bias is not None:
+                layer.bias = nn.Parameter(bias[-spec.out_channels :].detach().clone(), bias.requires_grad)
             return FusedQueryKeyValue(_query_key(old), layer)
     elif isinstance(old, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         layer = _CONVS[spec.kind](
@@ -170,9 +196,27 @@ def _layer(spec: LayerSpec, old: nn.Module, source: Source) -> nn.Module:
     return layer
 
 
-def _take_bias(layer: WarehouseLayer, values: Tensor | None) -> None:
-    if layer.bias is not None and values is not None:
-        layer.bias = nn.Parameter(values.detach().clone(), values.requires_grad)
+def _take_hooks(layer: nn.Module, old: nn.Module) -> None:
+    for hooks in _HOOKS:
+        getattr(layer, hooks).update(getattr(old, hooks))
+    # Without this torch does not call full backward hooks, and says nothing.
+    layer._is_full_backward_hook = old._is_full_backward_hook
+
+
+def _take_attributes(layer: nn.Module, old: nn.Module) -> None:
+    """What a model has pinned on a layer, to read it later: anything that torch's own layer does not have."""
+    base = next(base for base in type(old).__mro__ if base.__module__.startswith("torch.nn.modules."))
+    own = vars(_bare(base))
+    for name, value in vars(old).items():
+        if name not in own and name not in vars(layer):
+            setattr(layer, name, value)
+
+
+@cache
+def _bare(kind: type[nn.Module]) -> nn.Module:
+    """torch's own convolution or linear layer, without memory."""
+    with torch.device("meta"):
+        return kind(1, 1) if kind is nn.Linear else kind(1, 1, 1)
 
 
 def _query_key(old: nn.Linear) -> nn.Linear:

@@ -69,7 +69,7 @@ def _cost(name: str, layer: WarehouseLayer, x: Tensor, output: Tensor) -> LayerC
     x = x if x.dim() == max(3, axes + 2) else x[None]
     kernel = math.prod(geometry.partition.kernel_shape)
     mixed, choice = attention.shape.cells, choose(x, geometry, attention)
-    if layer.prepared is not None and layer.prepared.pays(x, attention, geometry):
+    if layer.prepared is not None and layer.prepared.pays(x, attention, layer.warehouse.cells, geometry):
         mixed = attention.shape.hidden + 1
         choice = Choice("basis", f"prepared: mixes {mixed} kernels instead of {attention.shape.cells}")
     mixing = len(x) * mixed * kernel

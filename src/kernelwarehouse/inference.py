@@ -25,7 +25,18 @@ def prepare_inference(model: nn.Module, memory_limit: float = 2e9, batch: int = 
     """Make inference with frozen weights faster, with at most `memory_limit` bytes more; outputs stay the same.
 
     Layers mix through the hidden vector of their attention where that pays for batches of this size (larger ones gain
-    more), those that save most for a byte first. `model.train()` undoes it, and so does any change of the weights.
+    more), those that save most for a byte first.
+
+    `model.train()` undoes it. A layer compares the tensors that it holds with those that its basis was made from at
+    every call, and computes anew without the basis when they differ: after changes in place, `load_state_dict` (with
+    `assign=True` as well), parameters or modules that were replaced, `torch.func.functional_call`, a new temperature,
+    and steps of any `torch.optim.Optimizer`, fused ones included. What torch counts nowhere cannot be noticed: writing
+    through `parameter.data` or a NumPy view in place, changes in place of tensors made under
+    `torch.inference_mode()`, and calls of torch's fused optimiser functions without an optimiser. Call
+    `prepare_inference` again after those.
+
+    Raises `KernelWarehouseError` for a model in training mode or without converted layers, and for a limit or a batch
+    that is no number of at least 1.
     """
     if model.training:
         raise KernelWarehouseError("the model is in training mode; call model.eval() before prepare_inference")

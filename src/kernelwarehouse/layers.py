@@ -1,5 +1,6 @@
 """Convolutions and linear layers whose kernels come from a warehouse: drop-in replacements for torch's."""
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, cast
@@ -63,6 +64,7 @@ class WarehouseLayer(nn.Module):
     """
 
     bias: nn.Parameter | None
+    fixed: ClassVar[frozenset[str]] = frozenset()  # attributes that the cells and the attention were made for
 
     def __init__(self, source: Source, geometry: Geometry, bias: bool) -> None:
         super().__init__()
@@ -81,13 +83,14 @@ class WarehouseLayer(nn.Module):
 
     def _evaluate(self, x: Tensor, seen: Tensor) -> Tensor:
         """`x` as `Geometry` wants it; `seen` is what the attention looks at."""
+        cells = self.warehouse.cells
         if self.prepared is not None:
-            out = self.prepared.evaluate(x, seen, self.attention, self.geometry)
+            out = self.prepared.evaluate(x, seen, self.attention, cells, self.geometry)
             if out is not None:
                 return out
         if mixes_through_hidden(x, self.geometry, self.attention):
-            return evaluate_factored(x, *self.attention.factored(seen), self.warehouse.cells, self.geometry)
-        cells, attention = self.warehouse.cells, attend(self.attention, seen)
+            return evaluate_factored(x, *self.attention.factored(seen), cells, self.geometry)
+        attention = attend(self.attention, seen)
         if attention.dtype != cells.dtype:
             attention = attention.to(cells.dtype)
         return evaluate(x, attention, cells, self.geometry)
@@ -98,7 +101,7 @@ class WarehouseLayer(nn.Module):
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "prepared": None}  # copies and files carry no memory that can be made again
+        return {**super().__getstate__(), "prepared": None}  # copies and files carry no memory that can be made again
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
@@ -108,6 +111,19 @@ class WarehouseLayer(nn.Module):
             )
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            raise AttributeError(
+                f"{type(self).__name__} mixes a kernel for every sample and has no 'weight' to set; change the model "
+                "before it is converted, or set warehouse.cells"
+            )
+        if name in self.fixed and self.__dict__.get(name, value) != value:
+            raise AttributeError(
+                f"{name} of this {type(self).__name__} is {self.__dict__[name]!r} and cannot become {value!r}: its "
+                "cells and attention were made for that; change the model before it is converted"
+            )
+        super().__setattr__(name, value)
+
     def _mixing_repr(self) -> str:
         mixtures, cells = self.geometry.partition.mixtures, len(self.warehouse.cells)
         return f"warehouse={self.warehouse.name!r}, mixtures={mixtures}, cells={cells}"
@@ -116,10 +132,12 @@ class WarehouseLayer(nn.Module):
 class _Conv(WarehouseLayer):
     """What the three convolutions share. Arguments and attributes are those of `torch.nn.Conv{1,2,3}d`.
 
-    Without a `source`, the layer gets a warehouse of its own, made to `config`.
+    Without a `source`, the layer gets a warehouse of its own, made to `config`. How the kernel slides (`stride`,
+    `padding`, `dilation`, `padding_mode`) may be set later; what the kernel is may not.
     """
 
     axes: ClassVar[int]
+    fixed = frozenset({"in_channels", "out_channels", "kernel_size", "groups", "transposed", "output_padding"})
 
     def __init__(
         self,
@@ -138,23 +156,32 @@ class _Conv(WarehouseLayer):
         source: Source | None = None,
         config: WarehouseConfig | None = None,
     ) -> None:
-        # torch's own layer, without memory, checks the arguments and spells them out.
-        template = _TORCH[self.axes](
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device="meta"
+        template = _template(
+            self.axes, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode
         )
         kernel_shape = tuple(template.weight.shape)
         if source is None:
             kind = cast(Kind, f"conv{self.axes}d")
             spec = LayerSpec(kind, kind, kernel_shape, in_channels, groups)
             source = own_source(spec, config or WarehouseConfig(), device, dtype)
-        symmetric, around = _paddings(template)
         partition = Partition(kernel_shape, tuple(source.warehouse.cells.shape[1:]))
-        super().__init__(source, Geometry(partition, template.stride, symmetric, template.dilation, groups), bias)
+        geometry, around = _geometry(partition, template)
+        super().__init__(source, geometry, bias)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size, self.stride, self.dilation = template.kernel_size, template.stride, template.dilation
         self.padding, self.padding_mode = template.padding, padding_mode
         self.transposed, self.output_padding = False, template.output_padding
         self._pad_around = around
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _SLIDING or "_pad_around" not in self.__dict__:  # the last thing that is made
+            super().__setattr__(name, value)
+            return
+        sliding = {known: self.__dict__[known] for known in _SLIDING} | {name: value}
+        shape = {"in_channels": self.in_channels, "out_channels": self.out_channels, "kernel_size": self.kernel_size}
+        template = _template(self.axes, **shape, groups=self.groups, **sliding)
+        self.geometry, self._pad_around = _geometry(self.geometry.partition, template)
+        super().__setattr__(name, getattr(template, name))
 
     def forward(self, x: Tensor) -> Tensor:
         shape = x.shape
@@ -203,20 +230,41 @@ class Conv3d(_Conv):
     axes = 3
 
 
+_SLIDING = ("stride", "padding", "dilation", "padding_mode")
 _TORCH: dict[int, Callable[..., nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
-def _paddings(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Zeros that the convolution adds by itself, and what `F.pad` has to add before it, last axis first."""
+def _template(axes: int, *arguments: Any, **named: Any) -> nn.Conv1d | nn.Conv2d | nn.Conv3d:
+    """torch's own layer, without memory: it checks the arguments and spells them out."""
+    try:
+        template = _TORCH[axes](*arguments, **named, device="meta")
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise KernelWarehouseError(f"no convolution over {axes} axes can be made like this: {error}") from error
+    # What torch finds out only when such a layer is called.
+    for name, least in (("kernel_size", 1), ("stride", 1), ("dilation", 1), ("padding", 0)):
+        sizes = getattr(template, name)
+        if isinstance(sizes, str):
+            continue
+        if len(sizes) != axes or not all(isinstance(size, numbers.Integral) and int(size) >= least for size in sizes):
+            raise KernelWarehouseError(
+                f"{name} is {sizes!r}; {axes} whole numbers of at least {least}, or one for all axes, are wanted"
+            )
+    return template
+
+
+def _geometry(partition: Partition, conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[Geometry, tuple[int, ...] | None]:
+    """How the kernel slides, and what `F.pad` has to add before it, last axis first: what is not plain zeros."""
     around = tuple(conv._reversed_padding_repeated_twice)
     before, after = around[-2::-2], around[::-2]
     if conv.padding_mode == "zeros" and before == after:
-        return before, None
-    return (0,) * len(before), around
+        return Geometry(partition, conv.stride, before, conv.dilation, conv.groups), None
+    return Geometry(partition, conv.stride, (0,) * len(before), conv.dilation, conv.groups), around
 
 
 class Linear(WarehouseLayer):
     """`torch.nn.Linear` with a kernel of its own for every sample: the first axis of the input is the batch."""
+
+    fixed = frozenset({"in_features", "out_features"})
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ class Warehouse(nn.Module):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded_by": None}
+        return {**super().__getstate__(), "_loaded_by": None}
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

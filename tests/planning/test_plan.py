@@ -29,6 +29,22 @@ def test_json_round_trip(plan: kw.Plan, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
 
+def test_the_source_of_the_order_is_kept_and_shown(plan: kw.Plan) -> None:
+    assert plan.order == "traced"
+    assert "traced" in str(plan)
+    data = json.loads(json.dumps(plan.to_dict()))
+    assert data["order"] == "traced"
+    assert "registration" in str(kw.Plan.from_dict(data | {"order": "registration"}))
+    assert kw.Plan.from_dict(data | {"order": "run"}).without("layer4").order == "run"
+    with pytest.raises(kw.PlanError, match="'guessed'"):
+        kw.Plan.from_dict(data | {"order": "guessed"})
+    del data["order"]  # as plans were written before
+    old = kw.Plan.from_dict(data)
+    assert old.order is None
+    assert old.warehouses == plan.warehouses
+    assert "order" not in str(old)
+
+
 def test_edits_are_new_plans(plan: kw.Plan) -> None:
     edited = plan.with_warehouse("stage1", budget=2)
     assert edited.warehouse("stage1").cells == 112

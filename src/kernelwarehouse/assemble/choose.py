@@ -109,7 +109,7 @@ def choose(x: Tensor, geometry: Geometry, attention: Attention | None = None) ->
             _PARTICULAR[wanted].require(x, geometry)
         return Choice(wanted, "forced")
     branch = None
-    if attention is not None and x.shape[0] >= _MANY_SAMPLES and _hidden_obstacle(attention) is None:
+    if attention is not None and x.shape[0] >= _MANY_SAMPLES and hidden_obstacle(attention) is None:
         branch = None if torch.is_autocast_enabled("cpu") and x.device.type == "cpu" else attention.shape
     key = geometry, x.shape, x.dtype, x.device.type, type(x), branch
     choice = _chosen.get(key)
@@ -121,7 +121,8 @@ def choose(x: Tensor, geometry: Geometry, attention: Attention | None = None) ->
     return choice
 
 
-def _hidden_obstacle(attention: Attention | None) -> str | None:
+def hidden_obstacle(attention: Attention | None) -> str | None:
+    """Why a layer cannot be mixed through the hidden vector of its attention, or nothing."""
     if attention is None:
         return "its attentions are given, not the branch that they come from"
     shape = attention.shape
@@ -132,13 +133,13 @@ def _hidden_obstacle(attention: Attention | None) -> str | None:
     if not isinstance(attention.fc2, nn.Linear):
         return f"the last layer of its attention is a {type(attention.fc2).__name__}, not a linear one"
     for name, part in (("attention", attention), ("attention.fc2", attention.fc2)):
-        if part._forward_hooks or part._forward_pre_hooks:
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
             return f"a hook wants to see what its {name} computes"
     return None
 
 
 def _require_hidden(geometry: Geometry, attention: Attention | None) -> None:
-    problem = _hidden_obstacle(attention)
+    problem = hidden_obstacle(attention)
     if problem is not None:
         raise StrategyError(f"the layer with kernel {geometry.partition.kernel_shape} cannot be hidden: {problem}")
 

@@ -8,15 +8,19 @@ that the layer starts from, which are static.
 """
 
 import copy
+import functools
 import math
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from kernelwarehouse.assemble import native
 from kernelwarehouse.assemble.branch import fused_coefficients
-from kernelwarehouse.assemble.choose import forced
+from kernelwarehouse.assemble.choose import forced, hidden_obstacle
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.plain import apply_kernels, apply_static
 from kernelwarehouse.attention import Attention
@@ -45,44 +49,60 @@ def make_basis(attention: Attention, cells: Tensor, geometry: Geometry) -> Tenso
     return mixed.flatten(1, 2).unflatten(-1, partition.cell_shape)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Prepared:
     """The basis of one layer, and what it was made from."""
 
     basis: Tensor
     tau: float
     start_kernel: Tensor | None  # tau times the kernel that the layer starts from
-    sources: tuple[Tensor, ...]
+    attention: Attention
+    sources: tuple[Tensor | None, ...]
     versions: tuple[tuple[int, int], ...]
+    stepped: bool = False  # an optimiser has changed a source since
 
     @staticmethod
     def of(attention: Attention, cells: Tensor, geometry: Geometry) -> "Prepared":
-        sources = (cells, *attention.fc2.parameters(), attention.temperature)
-        if attention.shape.low_rank is not None:
-            sources += (*attention.basis.parameters(), attention.offset)
         tau, beta, start_kernel = attention.get_temperature(), attention.beta, None
         if tau > 0 and beta is not None:
             with torch.no_grad():
                 pieces = torch.matmul(tau * beta.to(cells.dtype), cells.flatten(1))
                 start_kernel = geometry.partition.join(pieces.unflatten(1, geometry.partition.cell_shape))
         basis = make_basis(attention, cells, geometry)
-        return Prepared(basis, tau, start_kernel, sources, _versions(sources))
+        sources = _sources(attention, cells)
+        prepared = Prepared(basis, tau, start_kernel, attention, sources, tuple(map(_version, sources)))
+        _watch_optimisers()
+        _all_prepared.add(prepared)
+        return prepared
 
-    def fresh(self) -> bool:
-        """Whether nothing has been changed since."""
-        return _versions(self.sources) == self.versions
+    def fresh(self, attention: Attention, cells: Tensor) -> bool:
+        """Whether the layer still holds the very tensors that the basis was made from, unchanged."""
+        if self.stepped or attention is not self.attention:
+            return False
+        for tensor, source, (version, address) in zip(
+            _sources(attention, cells), self.sources, self.versions, strict=True
+        ):
+            if tensor is not source:
+                return False
+            if tensor is not None and (tensor.data_ptr() != address or (version >= 0 and tensor._version != version)):
+                return False
+        return True
 
-    def pays(self, x: Tensor, attention: Attention, geometry: Geometry) -> bool:
+    def pays(self, x: Tensor, attention: Attention, cells: Tensor, geometry: Geometry) -> bool:
         """Whether the basis is to be used for this input, gradients aside."""
         if torch.compiler.is_compiling() or forced() is not None or torch.is_autocast_enabled(x.device.type):
             return False
         if x.dtype != self.basis.dtype or x.device != self.basis.device or x.numel() == 0:
             return False
-        return saved_seconds(x.shape[0], attention, geometry) > 0 and self.fresh()
+        if saved_seconds(x.shape[0], attention, geometry) <= 0 or not self.fresh(attention, cells):
+            return False
+        return hidden_obstacle(attention) is None  # hooks may have come since
 
-    def evaluate(self, x: Tensor, seen: Tensor, attention: Attention, geometry: Geometry) -> Tensor | None:
+    def evaluate(
+        self, x: Tensor, seen: Tensor, attention: Attention, cells: Tensor, geometry: Geometry
+    ) -> Tensor | None:
         """The output of a layer without its bias; `None` where another way is better, or asked for, or the only one."""
-        if torch.is_grad_enabled() or not self.pays(x, attention, geometry):
+        if torch.is_grad_enabled() or not self.pays(x, attention, cells, geometry):
             return None
         hidden, scale = _coefficients(attention, seen)
         scale = scale * (1 - self.tau)
@@ -91,8 +111,41 @@ class Prepared:
         return out if self.start_kernel is None else out + apply_static(x, self.start_kernel, geometry)
 
 
-def _versions(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple((tensor._version, tensor.data_ptr()) for tensor in tensors)
+def _sources(attention: Attention, cells: Tensor) -> tuple[Tensor | None, ...]:
+    """What a basis is made from (a module's own look-up takes longer than what it finds)."""
+    buffers, modules = attention._buffers, attention._modules
+    logits = _own_parameters(modules["fc2"])
+    common = cells, logits.get("weight"), logits.get("bias"), buffers["temperature"], buffers["beta"]
+    if attention.shape.low_rank is None:
+        return common
+    return *common, _own_parameters(modules["basis"]).get("weight"), attention._parameters["offset"]
+
+
+def _own_parameters(layer: nn.Module | None) -> Mapping[str, Tensor | None]:
+    """Those of a plain linear layer; any other may compute its weights."""
+    return layer._parameters if type(layer) is nn.Linear else {}
+
+
+def _version(tensor: Tensor | None) -> tuple[int, int]:
+    """How often a tensor has been changed in place (-1: made under inference_mode, not counted), and its memory."""
+    if tensor is None:
+        return 0, 0
+    return -1 if tensor.is_inference() else tensor._version, tensor.data_ptr()
+
+
+_all_prepared: "weakref.WeakSet[Prepared]" = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_optimisers() -> None:
+    """Have every step of an optimiser looked at: fused ones change weights without counting a version."""
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimiser: Optimizer, args: object, kwargs: object) -> None:
+    changed = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
+    for prepared in _all_prepared:
+        prepared.stepped = prepared.stepped or any(id(source) in changed for source in prepared.sources)
 
 
 def _coefficients(attention: Attention, seen: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,8 +192,10 @@ def saved_seconds(batch: int, attention: Attention, geometry: Geometry) -> float
 
 def pays_back(batch: int, attention: Attention, geometry: Geometry) -> float:
     """Seconds saved for every number kept; not positive where a basis does not pay or cannot be made."""
-    shape = attention.shape
     small = math.prod(geometry.partition.kernel_shape) < 1024
-    if shape.function != "caf" or shape.own_cells_only or small:
+    heads = [attention.fc2] if attention.shape.low_rank is None else [attention.fc2, attention.basis]
+    # The weights of any other kind of layer may be computed, and then no tensor tells when they change.
+    computed = any(type(head) is not nn.Linear for head in heads)
+    if small or computed or hidden_obstacle(attention) is not None:
         return 0.0
     return saved_seconds(batch, attention, geometry) / basis_size(attention, geometry)

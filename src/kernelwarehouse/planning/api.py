@@ -1,18 +1,19 @@
 """`kernelwarehouse.plan`: a model and a configuration -> a plan. Nothing is touched."""
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from kernelwarehouse.config import Override, WarehouseConfig
-from kernelwarehouse.errors import PlanError
+from kernelwarehouse.errors import KernelWarehouseWarning, PlanError
 from kernelwarehouse.planning.cells import plan_warehouse
 from kernelwarehouse.planning.discover import Discovery, discover
 from kernelwarehouse.planning.patterns import Patterns, matches, no_match
 from kernelwarehouse.planning.plan import Plan
-from kernelwarehouse.planning.sharing import share_by_stage, share_same_shape, share_within_layers
+from kernelwarehouse.planning.sharing import frozen_apart, share_by_stage, share_same_shape, share_within_layers
 from kernelwarehouse.planning.spec import Group, LayerSpec, StaticLayer
 from kernelwarehouse.planning.stages import find_stages
 from kernelwarehouse.planning.static import left_static
@@ -23,12 +24,25 @@ def plan(model: nn.Module, config: WarehouseConfig | None = None, *, example: An
 
     Layers are taken in the order of the forward pass, found by symbolic tracing. For a model that cannot be traced,
     give an `example` input (a tensor, or a tuple of arguments): a copy of the model is run on it to see the order.
-    Without one, the order of registration has to do.
+    Without one, the order of registration has to do; a `KernelWarehouseWarning` says so. `Plan.order` has the source.
+
+    Layers whose weight is frozen (`requires_grad` is `False`) never share a warehouse with trained ones: those of a
+    stage share one of their own, named like `stage2.frozen`. Where all layers are frozen, they share as usual.
+
+    Raises `PlanError` for a model that has nothing to convert, patterns that match nothing, and settings that do not
+    fit the model.
     """
     config = WarehouseConfig() if config is None else config
     if not isinstance(config, WarehouseConfig):
         raise PlanError(f"config is {config!r}; a kernelwarehouse.WarehouseConfig is wanted")
     discovery = discover(model, example)
+    if discovery.order == "registration":
+        warnings.warn(
+            f"{type(model).__name__} cannot be traced ({discovery.untraced}), so its layers are taken in the order of "
+            "registration, and weights that it reads directly are not seen; give kernelwarehouse.plan an example input",
+            KernelWarehouseWarning,
+            stacklevel=2,
+        )
     if not discovery.layers:
         why = "; ".join(f"{layer.name!r}: {layer.reason}" for layer in discovery.static[:3])
         raise PlanError(f"{type(model).__name__} has no layer that can be converted" + (f" ({why})" if why else ""))
@@ -44,7 +58,7 @@ def plan(model: nn.Module, config: WarehouseConfig | None = None, *, example: An
         for layer in discovery.layers
         if layer.label in static
     ]
-    return Plan(warehouses, tuple(left) + discovery.static, discovery.parameters, config)
+    return Plan(warehouses, tuple(left) + discovery.static, discovery.parameters, config, discovery.order)
 
 
 def _groups(
@@ -55,9 +69,14 @@ def _groups(
     static: dict[str, str],
 ) -> list[Group]:
     if config.groups:
-        return _explicit_groups(kept, config, [layer.label for layer in discovery.layers], static)
+        groups = _explicit_groups(kept, config, [layer.label for layer in discovery.layers], static)
+        for group in groups:
+            _check_alike(group, discovery.frozen)
+        return groups
     labels = {layer.label for layer in kept}
     stages = find_stages(model, discovery)
+    if not labels <= discovery.frozen:
+        stages = frozen_apart(stages, discovery.frozen)
     match config.sharing:
         case "stage":
             groups = share_by_stage(stages, labels, config.max_layers)
@@ -93,6 +112,17 @@ def _explicit_groups(
     # In the order of first use, as the paper lists them.
     place = {layer.label: index for index, layer in enumerate(kept)}
     return sorted(groups, key=lambda group: place[group.layers[0].label])
+
+
+def _check_alike(group: Group, frozen: frozenset[str]) -> None:
+    """A shared warehouse moves the kernels of all its layers, or of none."""
+    held = next((layer.label for layer in group.layers if layer.label in frozen), None)
+    trained = next((layer.label for layer in group.layers if layer.label not in frozen), None)
+    if held is not None and trained is not None:
+        raise PlanError(
+            f"group {group.name!r} has {held!r}, which is frozen (requires_grad is False), and {trained!r}, which is "
+            "trained; what they share would move both: give them groups of their own"
+        )
 
 
 def _check_overrides(overrides: Sequence[Override], labels: list[str], groups: list[Group]) -> Sequence[Override]:

@@ -42,8 +42,7 @@ def plan_warehouse(group: Group, config: WarehouseConfig, overrides: Sequence[Ov
         for layer in group.layers
     )
     cell = _cell_shape(group, shared)
-    own = config.sharing == "none" and not config.groups
-    return PlannedWarehouse(group.name, layers, cell, shared["budget"], shared["start"], own)
+    return PlannedWarehouse(group.name, layers, cell, shared["budget"], shared["start"], config.sharing == "none")
 
 
 def _settings(layer: LayerSpec, group: Group, config: WarehouseConfig, overrides: Sequence[Override]) -> dict[str, Any]:

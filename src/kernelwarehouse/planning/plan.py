@@ -30,7 +30,7 @@ from kernelwarehouse.config import (
 from kernelwarehouse.errors import KernelWarehouseError, PlanError
 from kernelwarehouse.partition import Partition
 from kernelwarehouse.planning.patterns import Patterns
-from kernelwarehouse.planning.spec import Kind, LayerSpec, StaticLayer
+from kernelwarehouse.planning.spec import Kind, LayerSpec, Order, StaticLayer
 
 PLAN_VERSION = 1
 
@@ -150,8 +150,11 @@ class Plan:
     static: tuple[StaticLayer, ...]
     parameters_before: int
     config: WarehouseConfig
+    order: Order | None = None  # where the order of the layers comes from; plans of old files do not say
 
     def __post_init__(self) -> None:
+        if self.order is not None:
+            check_choice(self.order, "the order of the plan", get_args(Order))
         owners: dict[str, str] = {}
         names: set[str] = set()
         for warehouse in self.warehouses:
@@ -215,6 +218,7 @@ class Plan:
             "warehouses": [_warehouse_to_dict(warehouse) for warehouse in self.warehouses],
             "static": [dataclasses.asdict(layer) for layer in self.static],
             "config": self.config.to_dict(),
+            "order": self.order,
         }
 
     @classmethod
@@ -228,6 +232,7 @@ class Plan:
                 tuple(StaticLayer(**item) for item in data["static"]),
                 data["parameters_before"],
                 WarehouseConfig.from_dict(data["config"]),
+                data.get("order"),
             )
             claimed = data.get("parameters_after", plan.parameters_after)
         except KernelWarehouseError:

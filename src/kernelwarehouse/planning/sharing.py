@@ -2,12 +2,24 @@
 
 from kernelwarehouse.planning.cells import divisors
 from kernelwarehouse.planning.spec import Group, LayerSpec
-from kernelwarehouse.planning.stages import Stage
+from kernelwarehouse.planning.stages import Block, Stage
 
 # An attention grows with (pieces of its layer) x (cells of its warehouse). The paper's networks stay at 32 pieces of
 # the channels and 441 mixtures; beyond these bounds the attention dwarfs the kernels.
 MOST_PIECES = 32
 MOST_MIXTURES = 512
+
+
+def frozen_apart(stages: list[Stage], frozen: frozenset[str]) -> list[Stage]:
+    """Every stage as two: its trained layers, and its frozen ones, which no shared cell may move."""
+    apart = []
+    for stage in stages:
+        for name, held in ((stage.name, False), (f"{stage.name}.frozen", True)):
+            parts = [[layer for layer in block.layers if (layer.label in frozen) == held] for block in stage.blocks]
+            blocks = [Block(block.parent, part) for block, part in zip(stage.blocks, parts, strict=True) if part]
+            if blocks:
+                apart.append(Stage(name, blocks))
+    return apart
 
 
 def share_by_stage(stages: list[Stage], kept: set[str], max_layers: int | None) -> list[Group]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["conv1d", "conv2d", "conv3d", "linear"]
+Order = Literal["traced", "run", "registration"]
+"""Where the order of layers comes from: symbolic tracing, a run with an example, or only the order of registration."""
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,21 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from kernelwarehouse.planning.plan import Plan
-from kernelwarehouse.planning.spec import StaticLayer
+from kernelwarehouse.planning.spec import Order, StaticLayer
+
+_ORDERS: dict[Order, str] = {
+    "traced": "layers in the order of the forward pass (traced)",
+    "run": "layers in the order of a run with the example",
+    "registration": "layers in the order of registration (the model cannot be traced, and no example was given)",
+}
 
 
 def plan_table(plan: Plan) -> Table:
     """The table that `print(plan)` and `kernelwarehouse plan` show."""
     before, after = plan.parameters_before, plan.parameters_after
     ratio = f" ({after / before:.2f}x)" if before else ""
-    table = Table(title=f"{plan!r}{ratio}", title_justify="left", expand=False)
+    order = None if plan.order is None else _ORDERS[plan.order]
+    table = Table(title=f"{plan!r}{ratio}", title_justify="left", expand=False, caption=order, caption_justify="left")
     for heading in ("warehouse", "layers", "cell", "m", "n", "b", "cells", "attention"):
         text = heading in ("warehouse", "layers", "cell")
         # Only the layers' column gives way on a narrow terminal, and it folds: no name is ever cut.

@@ -13,11 +13,17 @@ from kernelwarehouse.errors import PlanError
 @dataclass(frozen=True)
 class Trace:
     """`order`: layer names as they are called. `feeds[name]`: the layers whose outputs reach `name` directly.
-    `pooled`: layers that see globally pooled features. The last two are known only from symbolic tracing."""
+    `pooled`: layers that see globally pooled features. These two are known only from symbolic tracing. `reads`: layers
+    and the names of their parameters that the model reads, other than by calling the layer."""
 
     order: tuple[str, ...]
     feeds: dict[str, frozenset[str]] | None = None
     pooled: frozenset[str] = frozenset()
+    reads: frozenset[tuple[str, str]] = frozenset()
+
+
+class UntraceableError(Exception):
+    """A model whose forward cannot be followed symbolically, and why."""
 
 
 class _Tracer(fx.Tracer):
@@ -29,15 +35,16 @@ class _Tracer(fx.Tracer):
         return module_qualified_name in self.layers or super().is_leaf_module(module, module_qualified_name)
 
 
-def trace(model: nn.Module, layers: frozenset[str]) -> Trace | None:
-    """Follow the model's forward symbolically, on a copy without memory; `None` where that is not possible."""
+def trace(model: nn.Module, layers: frozenset[str]) -> Trace:
+    """Follow the model's forward symbolically, on a copy without memory."""
     if "" in layers:  # the model is a single layer
-        return Trace(("",))
+        return Trace(("",), {"": frozenset()})
     try:
         with torch.no_grad():
             graph = _Tracer(layers).trace(skeleton(model))
-    except Exception:  # a forward can fail in any way under symbolic inputs; the caller falls back
-        return None
+    except Exception as error:  # a forward can fail in any way under symbolic inputs
+        lines = str(error).strip().splitlines() or [""]
+        raise UntraceableError(f"{type(error).__name__}: {lines[0]}") from error
     # A layer used in several places is called under any of its names; the first one is its name.
     first_names: dict[int, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -47,7 +54,12 @@ def trace(model: nn.Module, layers: frozenset[str]) -> Trace | None:
     pooled_layers: dict[str, bool] = {}
     reaching: dict[fx.Node, frozenset[str]] = {}
     pooled: dict[fx.Node, bool] = {}
+    reads: set[tuple[str, str]] = set()
     for node in graph.nodes:
+        if node.op == "get_attr":
+            owner, _, parameter = str(node.target).rpartition(".")
+            if owner in modules and first_names[id(modules[owner])] in layers:
+                reads.add((first_names[id(modules[owner])], parameter))
         inputs = node.all_input_nodes
         sources = frozenset[str]().union(*(reaching[previous] for previous in inputs))
         pooled[node] = _pools(node, modules) or (bool(inputs) and all(pooled[previous] for previous in inputs))
@@ -58,7 +70,8 @@ def trace(model: nn.Module, layers: frozenset[str]) -> Trace | None:
             sources = frozenset({name})
         reaching[node] = sources
     pooled_names = frozenset(name for name, value in pooled_layers.items() if value)
-    return Trace(tuple(feeds), {name: frozenset(sources) for name, sources in feeds.items()}, pooled_names)
+    direct = {name: frozenset(sources) for name, sources in feeds.items()}
+    return Trace(tuple(feeds), direct, pooled_names, frozenset(reads))
 
 
 def _pools(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
@@ -82,15 +95,33 @@ def trace_by_running(model: nn.Module, layers: frozenset[str], example: Any) -> 
     """The order in which a copy of the model calls its layers for a real input (a tensor, or a tuple of arguments)."""
     twin = copy.deepcopy(model).eval()
     order: dict[str, None] = {}
+    reads: set[tuple[str, str]] = set()
     for name, module in twin.named_modules():
         if name in layers:
             module.register_forward_pre_hook(lambda module, inputs, name=name: order.setdefault(name))
+            _record_reads(module, name, reads)
     try:
         with torch.no_grad():
             twin(*(example if isinstance(example, tuple) else (example,)))
     except Exception as error:
         raise PlanError(f"{type(model).__name__} does not run on the example: {error}") from error
-    return Trace(tuple(order))
+    return Trace(tuple(order), reads=frozenset(reads))
+
+
+def _record_reads(layer: nn.Module, name: str, reads: set[tuple[str, str]]) -> None:
+    """Have a layer note who looks at its parameters while it is not itself at work."""
+    at_work: list[bool] = []
+
+    class Watched(type(layer)):  # type: ignore[misc]
+        def __getattr__(self, attribute: str) -> Any:
+            if not at_work and attribute in self._parameters:
+                reads.add((name, attribute))
+            return super().__getattr__(attribute)
+
+    # Last before the forward and first after it: what other hooks read is the model's reading.
+    layer.register_forward_pre_hook(lambda module, inputs: at_work.append(True))
+    layer.register_forward_hook(lambda module, inputs, output: at_work.clear(), prepend=True)
+    layer.__class__ = Watched
 
 
 def skeleton(model: nn.Module) -> nn.Module:
