@@ -102,10 +102,10 @@ def scratch(folder: Path, stem: str) -> Iterator[Path]:
 
 
 def keep(built: Path, folder: Path, stem: str) -> None:
-    """Move a compiled library from its scratch folder to its name, for good."""
+    """Copy a compiled library from its scratch folder to its name, for good."""
     library = folder / _name(stem, built)
     with replacing(library) as aside:
-        os.replace(built, aside)
+        shutil.copyfile(built, aside)
     library.chmod(stat.S_IMODE(library.stat().st_mode) & ~stat.S_IWOTH)  # a umask of 0 would make it untrusted
 
 
