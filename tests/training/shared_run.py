@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import torch
-from tiny_things import layer_norm_network, striped_arrays
 
 from kernelwarehouse.data import ArrayImages, DataSet
 from kernelwarehouse.training.distributed import join_processes
@@ -17,6 +16,7 @@ from kernelwarehouse.training.progress import Display
 from kernelwarehouse.training.recipe import load_recipe
 from kernelwarehouse.training.run import Run, RunOptions
 from kernelwarehouse.training.run_folder import RunFolder
+from tiny_things import layer_norm_network, striped_arrays
 
 # All that is random here belongs to single images, so it is the same however they are dealt.
 CHANGES = {

@@ -5,12 +5,12 @@ import math
 import pytest
 import timm
 import torch
-from tiny_things import TINY_RESNET, layer_norm_network
 from torch import nn
 
 import kernelwarehouse as kw
 from kernelwarehouse.training.optimisation import make_mixing, make_optimizer, make_schedule
 from kernelwarehouse.training.recipe import Recipe, load_recipe
+from tiny_things import TINY_RESNET, layer_norm_network
 
 
 def learning_rates(recipe: Recipe, steps_per_epoch: int) -> list[float]:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from tiny_things import TINY_RESNET
 from torch import nn
 
 import kernelwarehouse as kw
 from kernelwarehouse.errors import CheckpointError, TrainingError
 from kernelwarehouse.training.metrics import MetricsLog, read_metrics
 from kernelwarehouse.training.run_folder import RunFolder
+from tiny_things import TINY_RESNET
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import io
 import pytest
 import timm
 import torch
-from tiny_things import TINY_RESNET, layer_norm_network
 from torch import nn
 
 import kernelwarehouse as kw
@@ -14,6 +13,7 @@ from kernelwarehouse.errors import CheckpointError, TrainingError
 from kernelwarehouse.training.loading import Batch
 from kernelwarehouse.training.recipe import Recipe
 from kernelwarehouse.training.trainer import Trainer
+from tiny_things import TINY_RESNET, layer_norm_network
 
 
 def batch(size: int, seed: int) -> Batch:
