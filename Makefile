@@ -32,6 +32,8 @@ test: lint browser
 
 docs: $(READY)
 	$(RUN) scripts/draw_method.py
+	$(RUN) scripts/import_graph.py
+	$(RUN) scripts/api_reference.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,6 +1,8 @@
 """The documentation tells the truth: its code runs, prints what it says, and its links lead somewhere."""
 
 import contextlib
+import doctest
+import inspect
 import io
 import re
 import runpy
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.image import imread
+from scripts.api_reference import page, public_objects
 
 import kernelwarehouse
 from reference import fill, read_json
@@ -20,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUNNABLE = [ROOT / "README.md", ROOT / "docs" / "api.md"]
 PUBLISHED = "kw1x_resnet18"
+MADE_BY_US = ("Plan", "Preparation")  # users are given these and do not make them
 
 
 def name_of(page: Path) -> str:
@@ -80,6 +84,44 @@ def test_every_public_name_is_documented() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     missing = [name for name in kernelwarehouse.__all__ if f"`{name}" not in text and f"`kw.{name}" not in text]
     assert not missing
+
+
+def public_functions_and_classes() -> dict[str, Any]:
+    return {name: value for name, value in public_objects().items() if not _is_error(value)}
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+@pytest.mark.parametrize("name", public_functions_and_classes())
+def test_docstrings_speak_of_every_argument_and_of_errors(name: str) -> None:
+    value = public_functions_and_classes()[name]
+    text = inspect.getdoc(value) or ""
+    arguments = [
+        parameter.name
+        for parameter in inspect.signature(value).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    if name not in MADE_BY_US:
+        assert not [argument for argument in arguments if not re.search(rf"`?\b{argument}\b", text)]
+        assert "Raises:" in text or name == "plan_of"  # which accepts whatever it is given
+    mentioned = re.findall(r"^ {4}(\w+(?:Error|Warning)): ", text, re.MULTILINE)
+    assert set(mentioned) <= set(kernelwarehouse.__all__)
+
+
+@pytest.mark.parametrize("name", public_functions_and_classes())
+def test_examples_in_docstrings_run(name: str) -> None:
+    found = doctest.DocTestFinder(recurse=False).find(public_functions_and_classes()[name], name, globs={})
+    runner = doctest.DocTestRunner(verbose=False)
+    for example in found:
+        runner.run(example)
+    assert runner.failures == 0
+
+
+def test_reference_page_is_made_of_the_docstrings() -> None:
+    """`make docs` writes it anew."""
+    assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == page()
 
 
 def test_method_picture_is_what_the_script_draws(tmp_path: Path) -> None:

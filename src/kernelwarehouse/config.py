@@ -55,7 +55,16 @@ def check_positive(value: float, what: str, most: float = math.inf) -> None:
 
 @dataclass(frozen=True)
 class Override:
-    """Other settings for the layers or warehouses whose name matches `pattern`; `None` leaves a setting as it is."""
+    """Other settings for the layers or warehouses whose name matches `pattern`; `None` leaves a setting as it is.
+
+    Arguments:
+        pattern: shell-style; it must match a layer, a module that holds layers, or a warehouse.
+        budget: as in `WarehouseConfig`; so are `in_ratio`, `out_ratio`, `spatial_partition`, `start`, `reduction`,
+            `norm`, `attention` and `low_rank`.
+
+    Raises:
+        ConfigError: for a value that makes no sense, and for an override that changes nothing.
+    """
 
     pattern: str
     budget: float | None = None
@@ -76,6 +85,7 @@ class Override:
             raise ConfigError(f"override {self.pattern!r} changes nothing; give it a setting such as budget")
 
     def changes(self) -> dict[str, Any]:
+        """The settings that it changes."""
         fields = (field.name for field in dataclasses.fields(self) if field.name != "pattern")
         return {name: getattr(self, name) for name in fields if getattr(self, name) is not None}
 
@@ -99,6 +109,16 @@ class WarehouseConfig:
     - `static_stem`, `static_classifier`: leave the first convolution on an image and the last linear layer alone.
     - `max_layers`: a stage of more layers than this is shared in equal parts (`None`: never). The attention of a
       layer grows with its warehouse, so this bounds the cost of very deep networks.
+    - `overrides`: other settings for some layers or warehouses; later ones win.
+
+    Raises:
+        ConfigError: for a value that makes no sense for any model; it names the setting, its value and what is wanted.
+
+    Example:
+        >>> import kernelwarehouse as kw
+        >>> config = kw.WarehouseConfig(budget="1/2", overrides=[kw.Override("layer4", budget=1)])
+        >>> kw.WarehouseConfig.from_dict(config.to_dict()) == config
+        True
     """
 
     budget: float = 1.0
@@ -159,6 +179,11 @@ class WarehouseConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` made.
+
+        Raises:
+            ConfigError: for a setting that is unknown or makes no sense.
+        """
         if not isinstance(data, Mapping):
             raise ConfigError(f"a configuration is {data!r}; a mapping of settings is wanted")
         known = {field.name for field in dataclasses.fields(cls)}

@@ -43,8 +43,24 @@ def convert(model: nn.Module, plan: Plan, *, initializer: Initializer | None = N
     temperature 1 (where it starts) gives the original's outputs. With an `initializer` they are drawn anew instead.
     The cells of layers that are frozen (`requires_grad` is `False`) are frozen; their attention, which is new, is not.
 
-    Raises `PlanError` for a plan that was made for another model, `ConvertError` for a model that cannot be copied and
-    for a warehouse whose layers differ in device, type or in being frozen.
+    Arguments:
+        model: the model that the plan was made for.
+        plan: made by `kernelwarehouse.plan`, edited or not.
+        initializer: fills a kernel in place, such as `torch.nn.init.kaiming_normal_`.
+
+    Raises:
+        PlanError: for a plan that was made for another model.
+        ConvertError: for a model that cannot be copied and for a warehouse whose layers differ in device, type or in
+            being frozen.
+
+    Example:
+        >>> import torch, kernelwarehouse as kw
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)).eval()
+        >>> converted = kw.convert(model, kw.plan(model))
+        >>> x = torch.randn(2, 3, 9, 9)
+        >>> torch.allclose(converted(x), model(x), atol=1e-5)
+        True
     """
     check_model(model)
     check_fits(model, plan)
@@ -71,7 +87,11 @@ def apply_plan(
 
 
 def plan_of(model: nn.Module) -> Plan | None:
-    """The plan a model was converted with; `None` for a static one."""
+    """The plan a model was converted with; `None` for a static one.
+
+    Arguments:
+        model: what `kernelwarehouse.convert`, `create_model` or `load` returned.
+    """
     return getattr(model, _PLAN, None)
 
 

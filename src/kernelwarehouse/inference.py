@@ -35,8 +35,21 @@ def prepare_inference(model: nn.Module, memory_limit: float = 2e9, batch: int = 
     `torch.inference_mode()`, and calls of torch's fused optimiser functions without an optimiser. Call
     `prepare_inference` again after those.
 
-    Raises `KernelWarehouseError` for a model in training mode or without converted layers, and for a limit or a batch
-    that is no number of at least 1.
+    Arguments:
+        model: a trained model with converted layers, in evaluation mode.
+        memory_limit: bytes that all bases together may take.
+        batch: the number of samples that will usually come at once.
+
+    Raises:
+        KernelWarehouseError: for a model in training mode or without converted layers, and for a limit or a batch that
+            is no number of at least 1.
+
+    Example:
+        >>> import kernelwarehouse as kw
+        >>> model = kw.create_model("kw4x_resnet18", num_classes=10).eval()
+        >>> preparation = kw.prepare_inference(model, memory_limit=1e9)
+        >>> 0 < preparation.bytes <= 1e9
+        True
     """
     if model.training:
         raise KernelWarehouseError("the model is in training mode; call model.eval() before prepare_inference")

@@ -22,15 +22,26 @@ from kernelwarehouse.planning.static import left_static
 def plan(model: nn.Module, config: WarehouseConfig | None = None, *, example: Any = None) -> Plan:
     """Plan the conversion of a model: which layers share which warehouse, cells, counts, and what stays static.
 
-    Layers are taken in the order of the forward pass, found by symbolic tracing. For a model that cannot be traced,
-    give an `example` input (a tensor, or a tuple of arguments): a copy of the model is run on it to see the order.
-    Without one, the order of registration has to do; a `KernelWarehouseWarning` says so. `Plan.order` has the source.
+    The model is not changed. Layers are taken in the order of the forward pass, found by symbolic tracing. For a model
+    that cannot be traced, give an `example`: a copy of the model is run on it to see the order. Without one, the order
+    of registration has to do; a `KernelWarehouseWarning` says so. `Plan.order` has the source.
 
     Layers whose weight is frozen (`requires_grad` is `False`) never share a warehouse with trained ones: those of a
     stage share one of their own, named like `stage2.frozen`. Where all layers are frozen, they share as usual.
 
-    Raises `PlanError` for a model that has nothing to convert, patterns that match nothing, and settings that do not
-    fit the model.
+    Arguments:
+        model: any module made of `Conv1d`, `Conv2d`, `Conv3d` and `Linear`; on the meta device it costs no memory.
+        config: what is asked for; the defaults of `WarehouseConfig` where it is left out.
+        example: an input, a tensor or a tuple of arguments.
+
+    Raises:
+        PlanError: for a model that is wrapped, converted already or has nothing to convert, patterns that match
+            nothing, and settings that do not fit the model.
+
+    Example:
+        >>> import timm, kernelwarehouse as kw
+        >>> kw.plan(timm.create_model("resnet18"), kw.WarehouseConfig(budget="1/2"))
+        Plan(4 warehouses, 19 layers, 11,689,512 -> 7,431,044 parameters)
     """
     config = WarehouseConfig() if config is None else config
     if not isinstance(config, WarehouseConfig):

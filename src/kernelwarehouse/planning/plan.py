@@ -144,7 +144,23 @@ class PlannedWarehouse:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """What `convert` will do. Edit it with `with_warehouse` and `without`, or as JSON; every edit is checked."""
+    """What `convert` will do. Edit it with `with_warehouse` and `without`, or as JSON; every edit is checked.
+
+    `print(plan)` shows it as a table. `warehouses` are in the order of first use, `static` are the layers that stay as
+    they are, with the reason, `parameters_before` and `parameters_after` count the whole model.
+
+    Example:
+        >>> import kernelwarehouse as kw
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+        >>> plan = kw.plan(model)
+        >>> [(warehouse.name, warehouse.mixtures, warehouse.cells) for warehouse in plan.warehouses]
+        [('stage1', 18, 18)]
+        >>> plan.with_warehouse("stage1", budget=4).warehouses[0].cells
+        72
+        >>> [(layer.name, layer.reason) for layer in plan.without("2").static]
+        [('0', 'the stem (static_stem)'), ('2', 'taken out of the plan')]
+    """
 
     warehouses: tuple[PlannedWarehouse, ...]
     static: tuple[StaticLayer, ...]
@@ -169,15 +185,22 @@ class Plan:
 
     @property
     def layers(self) -> tuple[PlannedLayer, ...]:
+        """All layers that will be converted, warehouse by warehouse."""
         return tuple(layer for warehouse in self.warehouses for layer in warehouse.layers)
 
     @property
     def parameters_after(self) -> int:
+        """Parameters of the converted model."""
         removed = sum(layer.spec.parameters for layer in self.layers)
         added = sum(warehouse.cell_parameters + warehouse.attention_parameters for warehouse in self.warehouses)
         return self.parameters_before - removed + added
 
     def warehouse(self, name: str) -> PlannedWarehouse:
+        """A warehouse by its name.
+
+        Raises:
+            PlanError: where there is none of that name.
+        """
         for warehouse in self.warehouses:
             if warehouse.name == name:
                 return warehouse
@@ -185,7 +208,11 @@ class Plan:
         raise PlanError(f"the plan has no warehouse {name!r}; it has {known}")
 
     def with_warehouse(self, name: str, /, **changes: Any) -> Self:
-        """The plan with other `budget`, `start`, `cell_shape`, `layers` or `name` for one warehouse."""
+        """The plan with other `budget`, `start`, `cell_shape`, `layers` or `name` for one warehouse.
+
+        Raises:
+            PlanError: for an unknown warehouse or setting, and for a value that does not fit the layers.
+        """
         known = {field.name for field in dataclasses.fields(PlannedWarehouse)}
         for change in changes:
             if change not in known:
@@ -195,7 +222,14 @@ class Plan:
         return dataclasses.replace(self, warehouses=warehouses)
 
     def without(self, *patterns: str) -> Self:
-        """The plan with the matching layers left static. Warehouses that lose layers shrink with them."""
+        """The plan with the matching layers left static. Warehouses that lose layers shrink with them.
+
+        Arguments:
+            patterns: shell-style, as in `WarehouseConfig.exclude`.
+
+        Raises:
+            PlanError: for a pattern that matches no layer of the plan.
+        """
         chosen = Patterns(patterns, [layer.spec.label for layer in self.layers]).matches
         static = list(self.static)
         warehouses = []
@@ -223,7 +257,11 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` made. Counts that no longer fit after an edit by hand may be left out."""
+        """Read what `to_dict` made. Counts that no longer fit after an edit by hand may be left out.
+
+        Raises:
+            PlanError: for what is no plan, one of a newer version, or one that contradicts itself.
+        """
         try:
             if data["version"] != PLAN_VERSION:
                 raise PlanError(f"the plan has version {data['version']!r}; this library reads {PLAN_VERSION}")
@@ -247,7 +285,11 @@ class Plan:
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON, aside first, so that a failure leaves an old file whole."""
+        """Write the plan as JSON, aside first, so that a failure leaves an old file whole.
+
+        Raises:
+            PlanError: where it cannot be written.
+        """
         try:
             write_file(path, json.dumps(self.to_dict(), indent=1))
         except OSError as error:
@@ -255,6 +297,11 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a plan from what `Plan.save` or `kernelwarehouse.save` (its `plan.json`) wrote.
+
+        Raises:
+            PlanError: where there is no plan that can be read.
+        """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
