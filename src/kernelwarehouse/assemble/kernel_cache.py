@@ -102,10 +102,11 @@ def scratch(folder: Path, stem: str) -> Iterator[Path]:
 
 
 def keep(built: Path, folder: Path, stem: str) -> None:
-    """Copy a compiled library from its scratch folder to its name, for good."""
+    """Move a compiled library from its scratch folder to its name, for good."""
     library = folder / _name(stem, built)
     with replacing(library) as aside:
-        shutil.copyfile(built, aside)
+        # Not a copy: it is loaded already, and NFS keeps the folder of a file that is removed while it is in use.
+        shutil.move(built, aside)
     library.chmod(stat.S_IMODE(library.stat().st_mode) & ~stat.S_IWOTH)  # a umask of 0 would make it untrusted
 
 
