@@ -17,17 +17,22 @@ from torch import nn
 from kernelwarehouse.builder import builder_of, remember_builder
 from kernelwarehouse.conversion import plan_of
 from kernelwarehouse.errors import CheckpointError
+from kernelwarehouse.saving.allowed import check_builder
 from kernelwarehouse.saving.placement import Placement
 from kernelwarehouse.saving.structure import Structure, difference, structure
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A registered builder of timm's or torchvision's and its arguments."""
+    """A registered builder of timm's or torchvision's and its arguments. Nothing else can be written down here: see
+    `kernelwarehouse.saving.allowed`."""
 
     library: str
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_builder(self.library, self.name, self.arguments)
 
     @classmethod
     def from_dict(cls, data: Any) -> "Architecture":
