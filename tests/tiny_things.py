@@ -5,6 +5,7 @@ import timm
 from torch import nn
 
 import kernelwarehouse as kw
+from kernelwarehouse.builder import remember_builder
 
 TINY_RESNET = {"channels": [8, 8, 16, 16], "layers": [1, 1, 1, 1]}
 
@@ -23,5 +24,6 @@ def layer_norm_network() -> nn.Module:
     """A small ConvNeXt with warehouses and LayerNorm everywhere: no sample sees another one."""
     arguments = {"dims": (8, 8, 16, 16), "depths": (1, 1, 1, 1), "output_stride": 8, "num_classes": 4}
     model = timm.create_model("convnext_tiny", **arguments)
+    remember_builder(model, "convnext_tiny", arguments)
     config = kw.WarehouseConfig(norm="layer", exclude=("*.conv_dw",))
     return kw.convert(model, kw.plan(model, config))

@@ -25,6 +25,7 @@ from kernelwarehouse.warehouse import Initializer, draw_cells, seed_from_kernels
 
 _CONVS: dict[str, type[Conv1d] | type[Conv2d] | type[Conv3d]] = {"conv1d": Conv1d, "conv2d": Conv2d, "conv3d": Conv3d}
 _PLAN = "_kernelwarehouse_plan"
+_NAMES = "_kernelwarehouse_names"
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -83,6 +84,7 @@ def apply_plan(
         replacements |= _convert_group(model, planned, names, initializer)
     model = replace_modules(model, replacements)
     setattr(model, _PLAN, plan)
+    setattr(model, _NAMES, dict(names))
     return model
 
 
@@ -93,6 +95,16 @@ def plan_of(model: nn.Module) -> Plan | None:
         model: what `kernelwarehouse.convert`, `create_model` or `load` returned.
     """
     return getattr(model, _PLAN, None)
+
+
+def names_of(model: nn.Module) -> dict[str, str]:
+    """What the layers of a converted model's plan were called in the model when it was converted."""
+    return getattr(model, _NAMES, {})
+
+
+def converted_parts(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that were converted by a plan, by name: the model itself, or what a wrapper holds."""
+    return {name: module for name, module in model.named_modules() if _PLAN in vars(module)}
 
 
 def check_fits(model: nn.Module, plan: Plan) -> None:

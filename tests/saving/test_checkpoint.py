@@ -7,10 +7,12 @@ import pytest
 import timm
 import torch
 import torchvision
+from safetensors.torch import save_file
 from torch import nn
 
 import kernelwarehouse as kw
 from kernelwarehouse.saving import checkpoint
+from tiny_things import TINY_RESNET
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -103,22 +105,31 @@ def test_saving_again_replaces_and_leaves_no_litter(tmp_path: Path) -> None:
     assert torch.equal(outputs(kw.load(tmp_path, model=Own()))[0], outputs(second)[0])
 
 
-@pytest.mark.parametrize("step", ["save_file", "write_text", "replace"])
-def test_a_failed_save_leaves_the_old_files(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "step, call", [("save_file", 1), ("write_bytes", 1), ("replace", 1), ("replace", 2), ("fsync", 1), ("fsync", 3)]
+)
+def test_a_failed_save_leaves_the_old_files(
+    step: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = converted(Own())
     kw.save(first, tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    owner = {"save_file": checkpoint, "write_bytes": Path}.get(step, os)
+    works, calls = getattr(owner, step), []
 
-    def fail(*arguments: object, **keywords: object) -> None:
+    def fail(*arguments: object, **keywords: object) -> object:
+        calls.append(arguments)
+        if len(calls) < call:
+            return works(*arguments, **keywords)
         if step == "save_file":  # the disk fills up after the first bytes
             Path(str(arguments[1])).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    target = {"save_file": checkpoint, "write_text": Path, "replace": os}[step]
     with monkeypatch.context() as patch:
-        patch.setattr(target, step, fail)
+        patch.setattr(owner, step, fail)
         with pytest.raises(kw.CheckpointError, match="No space left"):
             kw.save(converted(Own()), tmp_path)
+    assert len(calls) >= call
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert torch.equal(outputs(kw.load(tmp_path, model=Own()))[0], outputs(first)[0])
 
@@ -131,6 +142,87 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     assert foreign.read_bytes() == b"not ours"
     with pytest.raises(kw.CheckpointError, match="could not be saved"):
         kw.save(converted(Own()), foreign)
+
+
+def test_only_own_files_are_replaced(tmp_path: Path) -> None:
+    kw.save(converted(Own()), tmp_path)
+    description = json.loads((tmp_path / "plan.json").read_text())
+    for name in ("thesis.safetensors", "notes.txt", "model-1234567.safetensors", "model-ABCDEF01.safetensors"):
+        (tmp_path / name).write_text("years of work")
+        (tmp_path / "plan.json").write_text(json.dumps(description | {"weights": name}))
+        kw.save(converted(Own()), tmp_path)
+        assert (tmp_path / name).read_text() == "years of work"
+
+
+def test_a_plan_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
+    kw.plan(Own()).save(tmp_path / "plan.json")
+    before = (tmp_path / "plan.json").read_bytes()
+    with pytest.raises(kw.CheckpointError, match="overwritten"):
+        kw.save(converted(Own()), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+    assert (tmp_path / "plan.json").read_bytes() == before
+
+
+def test_links_are_refused(tmp_path: Path) -> None:
+    real, link, model = tmp_path / "real", tmp_path / "link", converted(Own())
+    kw.save(model, real)
+    link.symlink_to(real)
+    whole = {file.name: file.read_bytes() for file in real.iterdir()}
+    with pytest.raises(kw.CheckpointError, match=r"link is a symbolic link.*real"):
+        kw.save(model, link)
+    assert torch.equal(outputs(kw.load(link, model=Own()))[0], outputs(model)[0])  # reading through a link is fine
+    for name in ("plan.json", next(name for name in whole if name.startswith("model-"))):
+        (real / name).rename(tmp_path / "elsewhere")
+        (real / name).symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(kw.CheckpointError, match=f"{name} is a symbolic link"):
+            kw.save(model, real)
+        (real / name).unlink()
+        (tmp_path / "elsewhere").rename(real / name)
+    assert {file.name: file.read_bytes() for file in real.iterdir()} == whole
+
+
+@pytest.mark.parametrize("mask, mode", [(0o027, 0o640), (0o002, 0o664)])
+def test_files_have_the_permissions_of_the_umask(mask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        kw.save(converted(Own()), tmp_path)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {mode}
+
+
+def test_weights_come_whatever_the_default_device(tmp_path: Path) -> None:
+    model = kw.create_model("kw1x_resnet18", num_classes=4, **TINY_RESNET)
+    kw.save(model, tmp_path)
+    with torch.device("meta"):
+        loaded, empty = kw.load(tmp_path), timm.create_model("resnet18", num_classes=4, **TINY_RESNET)
+    assert {tensor.device.type for tensor in loaded.state_dict().values()} == {"cpu"}
+    assert torch.equal(outputs(loaded)[0], outputs(model)[0])
+    with pytest.raises(kw.CheckpointError, match=r"conv1\.weight.*meta"):
+        kw.load(tmp_path, model=empty)
+
+
+@pytest.mark.parametrize("library, name, changes", [
+    ("kernelwarehouse", "kw1x_resnet18", {}),
+    ("kernelwarehouse", "kw1x_resnet18", {"features_only": True, "out_indices": [1, 2]}),
+    ("timm", "resnet18", {}),
+])  # fmt: skip
+def test_files_of_format_1_are_read(library: str, name: str, changes: dict[str, object], tmp_path: Path) -> None:
+    arguments = {**TINY_RESNET, "num_classes": 4, **changes}
+    model = kw.create_model("kw1x_resnet18", **arguments)
+    plan = kw.plan_of(model)
+    assert plan is not None
+    save_file(model.state_dict(), tmp_path / "model-01234567.safetensors")
+    description = {
+        "format": 1,
+        "weights": "model-01234567.safetensors",
+        "class": type(model).__name__,
+        "architecture": {"library": library, "name": name, "arguments": arguments},
+        "plan": plan.to_dict(),
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(description))
+    for one, other in zip(outputs(kw.load(tmp_path)), outputs(model), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_segmentation_models_are_rebuilt_without_downloads(tmp_path: Path) -> None:
@@ -154,7 +246,10 @@ def test_damaged_and_foreign_directories(tmp_path: Path) -> None:
         kw.load(tmp_path, model=Own())
     weights.write_bytes(whole)
     broken = [
-        ({"format": 9}, "format 9"),
+        ({"format": 9}, "format 9.*newer"),
+        ({"format": "2"}, "format '2'"),
+        ({"names": {"wing": "wing"}}, "names"),
+        ({"names": {"2": "2", "3": "2"}}, "name of its own"),
         ({"weights": "../elsewhere.safetensors"}, "beside it"),
         ({"architecture": {"library": "pip", "name": "x"}}, "pip"),
         ({"architecture": {"library": "timm", "name": "resnet18", "arguments": {"wings": 2}}}, "wings"),

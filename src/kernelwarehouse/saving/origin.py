@@ -1,10 +1,12 @@
 """Which function built a model, so that a saved model can be rebuilt without its source or a pickle."""
 
 import dataclasses
-from collections.abc import Iterator
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, Literal
+from typing import Any
 
 import timm
 import torch
@@ -12,77 +14,168 @@ import torchvision
 from timm.layers import DropPath
 from torch import nn
 
-from kernelwarehouse.conversion import apply_plan, plan_of
+from kernelwarehouse.builder import builder_of, remember_builder
+from kernelwarehouse.conversion import plan_of
 from kernelwarehouse.errors import CheckpointError
-from kernelwarehouse.zoo import ARCHITECTURE, create_model
-
-Library = Literal["kernelwarehouse", "timm", "torchvision"]
+from kernelwarehouse.saving.allowed import check_builder
+from kernelwarehouse.saving.placement import Placement
+from kernelwarehouse.saving.structure import Structure, difference, structure
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A builder's name and arguments. A model from the zoo comes converted; the others are converted by their plan."""
+    """A registered builder of timm's or torchvision's and its arguments. Nothing else can be written down here: see
+    `kernelwarehouse.saving.allowed`."""
 
-    library: Library
+    library: str
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_builder(self.library, self.name, self.arguments)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> "Architecture":
+        if not isinstance(data, dict) or not {"library", "name"} <= data.keys() <= {"library", "name", "arguments"}:
+            raise CheckpointError(f"the architecture is none: {data!r}; library, name and arguments are wanted")
+        library, arguments = data["library"], data.get("arguments", {})
+        if library == "kernelwarehouse":  # format 1: the zoo's networks, which timm knows by the same names
+            library = "timm"
+        if isinstance(arguments, dict):
+            # Formerly kept where a run had started from weights of timm's. The weights are in the file beside.
+            arguments = {key: value for key, value in arguments.items() if key != "pretrained"}
+        return cls(library, data["name"], arguments)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
     def build(self) -> nn.Module:
+        """A new model without weights of anyone's."""
         try:
-            match self.library:
-                case "kernelwarehouse":
-                    return create_model(self.name, **self.arguments)
-                case "timm":
-                    return timm.create_model(self.name, **self.arguments)
-                case "torchvision":
-                    builder = torchvision.models.get_model_builder(self.name)
-                    # Segmentation and detection models would otherwise download weights for their backbones.
-                    inner = {"weights_backbone": None} if "weights_backbone" in signature(builder).parameters else {}
-                    return builder(weights=None, **inner, **self.arguments)
-                case _:
-                    raise CheckpointError(f"models of library {self.library!r} cannot be built here")
-        except CheckpointError:
-            raise
+            if self.library == "timm":
+                model = timm.create_model(self.name, pretrained=False, **self.arguments)
+                if builder_of(model) is None:  # to be saved again
+                    remember_builder(model, self.name, self.arguments)
+                return model
+            builder = torchvision.models.get_model_builder(self.name)
+            # Segmentation and detection models would otherwise download weights for their backbones.
+            inner = {"weights_backbone": None} if "weights_backbone" in signature(builder).parameters else {}
+            return builder(weights=None, **inner, **self.arguments)
         except Exception as error:  # a builder can refuse arguments in any way
             raise CheckpointError(
                 f"{self.library} cannot build {self.name!r} with {self.arguments}: {error}"
             ) from error
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+    def rebuild(self, placement: Placement | None) -> nn.Module:
+        """A new model, converted by the plan. Networks of the compared methods come with their plan, if they have one,
+        and so do those of the zoo in files of format 1."""
+        model = self.build()
+        own = plan_of(model)
+        if placement is None or own == placement.plan:
+            return model
+        if own is not None:
+            raise CheckpointError(f"{self.name} is planned in another way by this version than the stored plan says")
+        return placement.apply(model)
 
 
-def identify(model: nn.Module) -> Architecture | None:
-    """The builder that gives a model of exactly these modules and shapes, or `None` where none is found."""
-    known = getattr(model, ARCHITECTURE, None)
-    if known is not None:
-        return Architecture(**known)
-    for guess in _guesses(model):
-        if _rebuilds(guess, model):
-            setattr(model, ARCHITECTURE, guess.to_dict())
-            return guess
-    return None
+@dataclass(frozen=True)
+class Origin:
+    """The builder of a model, or what `load` needs to be told: why those that came into question do not fit."""
+
+    architecture: Architecture | None
+    misfit: str | None = None
 
 
-def _guesses(model: nn.Module) -> Iterator[Architecture]:
-    config = getattr(model, "pretrained_cfg", None)
-    if isinstance(config, dict) and config.get("architecture"):
-        yield Architecture("timm", config["architecture"], _timm_arguments(model))
+# A run saves the same network again and again; what is known of its structure need not be found out again.
+_recent: OrderedDict[tuple[Structure, str], Origin] = OrderedDict()
+_MOST_RECENT = 16
+
+
+def identify(model: nn.Module, placement: Placement | None) -> Origin:
+    """The builder that, converted by the plan, gives a model of exactly this structure."""
+    known = builder_of(model), _pretrained_config(model)
+    stored = None if placement is None else (placement.plan.to_dict(), placement.names)
+    key = (structure(model), repr((known, stored)))
+    if key not in _recent:
+        _recent[key] = _search(model, placement, key[0])
+        if len(_recent) > _MOST_RECENT:
+            _recent.popitem(last=False)
+    _recent.move_to_end(key)
+    return _recent[key]
+
+
+def _search(model: nn.Module, placement: Placement | None, wanted: Structure) -> Origin:
+    misfit: str | None = None
+    for library, name, arguments in _candidates(model):
+        try:
+            stored = json.dumps(Architecture(library, name, arguments).to_dict())
+            architecture = Architecture.from_dict(json.loads(stored))  # as `load` will read it
+            twin = _without_memory(architecture, placement)
+        except Exception as error:  # a wrong guess can fail in any way
+            misfit = misfit or f"{library} cannot rebuild {name!r}: {error}"
+            continue
+        different = difference(wanted, structure(twin))
+        if different is None:
+            return Origin(architecture)
+        misfit = misfit or f"it is not {library}'s {name!r} (any more): {different}"
+    if misfit is None and type(model).__module__.split(".")[0] in ("timm", "torchvision"):
+        misfit = f"{type(model).__name__} was not made by timm's or torchvision's function for a name"
+    return Origin(None, misfit)
+
+
+def _without_memory(architecture: Architecture, placement: Placement | None) -> nn.Module:
+    # Builders draw first weights; saving must not move the random numbers of a run.
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return architecture.rebuild(placement)
+        except Exception:  # some builders compute with tensors; they need memory
+            with torch.device("cpu"):
+                return architecture.rebuild(placement)
+
+
+def _candidates(model: nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Library, name and arguments of builders, the likeliest first."""
+    remembered, config = builder_of(model), _pretrained_config(model)
+    of_timm = [] if remembered is None else [remembered]
+    if config.get("architecture"):
+        of_timm.append((config["architecture"], _timm_arguments(model)))
+    classes = _classifier_width(model)
+    for name, arguments in of_timm:
+        yield "timm", name, arguments
+        if classes is not None and arguments.get("num_classes") != classes:  # the classifier was replaced
+            yield "timm", name, arguments | {"num_classes": classes}
     if type(model).__module__.startswith("torchvision.models"):
         layers = [module for name, module in model.named_modules() if ".attention." not in name]
         widths = [getattr(module, "out_features", getattr(module, "out_channels", None)) for module in layers]
         known = [width for width in widths if isinstance(width, int)]
-        arguments = {"num_classes": known[-1]} if known else {}
         for name in torchvision.models.list_models():
             builder = torchvision.models.get_model_builder(name)
             if builder.__module__ == type(model).__module__:
-                yield Architecture("torchvision", name, arguments)
+                yield "torchvision", name, {"num_classes": known[-1]} if known else {}
+
+
+def _pretrained_config(model: nn.Module) -> Mapping[str, Any]:
+    config = getattr(model, "pretrained_cfg", None)
+    return config if isinstance(config, dict) else {}
+
+
+def _classifier_width(model: nn.Module) -> int | None:
+    get_classifier = getattr(model, "get_classifier", None)
+    if get_classifier is None:
+        return None
+    try:
+        classifier = get_classifier()
+    except Exception:  # timm's function reads attributes that a user may have removed
+        return None
+    width = getattr(classifier, "out_features", getattr(classifier, "out_channels", None))
+    return width if isinstance(width, int) else None
 
 
 def _timm_arguments(model: nn.Module) -> dict[str, Any]:
     """The arguments that people commonly give, read off the model; those at their defaults are left out."""
     arguments: dict[str, Any] = {}
-    config: dict[str, Any] = getattr(model, "pretrained_cfg", {})
+    config = _pretrained_config(model)
     classes = getattr(model, "num_classes", None)
     if classes is not None and classes != config.get("num_classes"):
         arguments["num_classes"] = classes
@@ -100,20 +193,3 @@ def _timm_arguments(model: nn.Module) -> dict[str, Any]:
     if size is not None and tuple(size) != tuple(config.get("input_size", (3, *size))[1:]):
         arguments["img_size"] = tuple(size)
     return arguments
-
-
-def _rebuilds(guess: Architecture, model: nn.Module) -> bool:
-    """Whether the guess, converted by the model's plan, has the model's modules, settings and shapes."""
-    plan = plan_of(model)
-    try:
-        with torch.device("meta"):
-            twin = guess.build()
-            if plan is not None:
-                twin = apply_plan(twin, plan, {layer.spec.name: layer.spec.name for layer in plan.layers})
-    except Exception:  # a wrong guess can fail in any way
-        return False
-    return repr(twin) == repr(model) and _shapes(twin) == _shapes(model)
-
-
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}

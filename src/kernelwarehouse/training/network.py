@@ -8,11 +8,11 @@ import timm
 import torch
 from torch import nn
 
+from kernelwarehouse.builder import builder_of, remember_builder
 from kernelwarehouse.data.seeds import derive_seed, seed_generators
 from kernelwarehouse.errors import CheckpointError, TrainingError, UnknownPresetError
 from kernelwarehouse.saving.checkpoint import load
 from kernelwarehouse.training.recipe import Recipe
-from kernelwarehouse.zoo import ARCHITECTURE
 
 
 def build_network(
@@ -41,8 +41,8 @@ def build_network(
         model = timm.create_model(name, **everything)
     except TypeError as error:
         raise TrainingError(f"{name} does not take the arguments {everything}: {error}") from error
-    if not hasattr(model, ARCHITECTURE):
-        setattr(model, ARCHITECTURE, {"library": "timm", "name": name, "arguments": everything})
+    if builder_of(model) is None:
+        remember_builder(model, name, everything)
     if weights is not None:
         copy_weights(model, weights)
     return model

@@ -7,7 +7,7 @@ new file.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from kernelwarehouse.zoo._preset import ARCHITECTURE, PeerPreset, Preset
+from kernelwarehouse.zoo._preset import PeerPreset, Preset
 from kernelwarehouse.zoo._registry import (
     ABLATIONS,
     EVERY_PRESET,
@@ -21,7 +21,6 @@ from kernelwarehouse.zoo._registry import (
 
 __all__ = [
     "ABLATIONS",
-    "ARCHITECTURE",
     "EVERY_PRESET",
     "PEERS",
     "PRESETS",

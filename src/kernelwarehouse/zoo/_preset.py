@@ -8,9 +8,6 @@ from torch import nn
 
 from kernelwarehouse.config import Override, WarehouseConfig
 
-ARCHITECTURE = "_kernelwarehouse_architecture"
-"""The attribute of a model that says which builder made it."""
-
 
 @dataclass(frozen=True)
 class Preset:

@@ -9,12 +9,13 @@ import torch
 from timm.models import register_model
 from torch import nn
 
+from kernelwarehouse.builder import WEIGHT_ARGUMENTS, remember_builder
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.conversion import apply_plan, convert
 from kernelwarehouse.errors import ConfigError, UnknownPresetError
 from kernelwarehouse.planning.api import plan
 from kernelwarehouse.planning.plan import Plan
-from kernelwarehouse.zoo._preset import ARCHITECTURE, PeerPreset, Preset
+from kernelwarehouse.zoo._preset import PeerPreset, Preset
 
 PRESETS: dict[str, Preset] = {}
 """The paper's networks with warehouses, and others of their kind."""
@@ -66,7 +67,8 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
     else:
         backbone = _backbone(preset, whole)
         model = convert(backbone, plan(backbone, _config(preset, whole)))
-    setattr(model, ARCHITECTURE, {"library": "kernelwarehouse", "name": name, "arguments": kwargs})
+    # A network with warehouses is its backbone and its plan; what the other methods make has no plan of its own.
+    remember_builder(model, name if isinstance(preset, PeerPreset) else preset.backbone, kwargs)
     return model
 
 
@@ -110,9 +112,8 @@ def _common_name(name: str) -> str:
 
 def _tell_timm(preset: Preset | PeerPreset) -> None:
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        for managed in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
-            kwargs.pop(managed, None)
-        return create_model(preset.name, pretrained=pretrained, **kwargs)
+        own = {key: value for key, value in kwargs.items() if key not in WEIGHT_ARGUMENTS}
+        return create_model(preset.name, pretrained=pretrained, **own)
 
     entry.__name__ = preset.name
     entry.__module__ = __name__

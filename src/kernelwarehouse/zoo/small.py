@@ -11,10 +11,10 @@ from timm.models import register_model
 from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg
 from torch import nn
 
+from kernelwarehouse.builder import WEIGHT_ARGUMENTS, remember_builder
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.conversion import convert
 from kernelwarehouse.planning.api import plan
-from kernelwarehouse.zoo._preset import ARCHITECTURE
 
 STAGES = ((32, 1), (64, 2), (128, 2))
 
@@ -22,24 +22,18 @@ STAGES = ((32, 1), (64, 2), (128, 2))
 @register_model
 def small_resnet(pretrained: bool = False, **arguments: Any) -> nn.Module:
     """A 3x3 stem of stride 2 and three basic blocks of widths 32, 64 and 128, the last two of stride 2."""
-    own = {key: value for key, value in arguments.items() if key not in _MANAGED}
+    own = {key: value for key, value in arguments.items() if key not in WEIGHT_ARGUMENTS}
     blocks = tuple(ByoBlockCfg(type="basic", d=1, c=width, s=stride, gs=0, br=1.0) for width, stride in STAGES)
     model = ByobNet(ByoModelCfg(blocks=blocks, stem_chs=STAGES[0][0], stem_type="3x3", stem_pool=""), **own)
     # Where timm's own networks say which layer is the classifier.
     model.default_cfg = {"classifier": "head.fc"}  # type: ignore[assignment]
+    remember_builder(model, "small_resnet", own)
     return model
 
 
 @register_model
 def kw1x_small_resnet(pretrained: bool = False, **arguments: Any) -> nn.Module:
     """`small_resnet` with warehouses of budget 1, planned automatically."""
-    own = {key: value for key, value in arguments.items() if key not in _MANAGED}
+    own = {key: value for key, value in arguments.items() if key not in WEIGHT_ARGUMENTS}
     static = timm.create_model("small_resnet", **own)
-    model = convert(static, plan(static, WarehouseConfig(budget=1)))
-    # It is rebuilt from the static network and the plan that is saved with it.
-    setattr(model, ARCHITECTURE, {"library": "timm", "name": "small_resnet", "arguments": own})
-    return model
-
-
-# What timm hands to every maker of a network, for weights to download.
-_MANAGED = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+    return convert(static, plan(static, WarehouseConfig(budget=1)))
