@@ -31,6 +31,7 @@ from kernelwarehouse.training.progress import Display
 from kernelwarehouse.training.recipe import Recipe, load_recipe
 from kernelwarehouse.training.run import Run, RunOptions
 from kernelwarehouse.training.run_folder import RunFolder
+from kernelwarehouse.training.settings import RunSettings
 
 # Steps of a turn: several times what workers read ahead, so that little is read while it is not the loop's turn.
 TURN = 20
@@ -70,14 +71,13 @@ def loop_turns(name: str, recipe: Recipe, folder: Path, workers: int) -> Iterato
     run = Run(
         build_network(name, recipe, len(data.classes), seed=0),
         data,
-        recipe,
+        RunSettings(name, data.name, data.classes, own_image_size(data), 0, recipe),
         RunFolder(folder),
-        settings={"image_size": own_image_size(data)},
         options=RunOptions(workers=workers, report_every=TURN, checkpoint_seconds=1e9),
         processes=Processes(),
         display=Display(silent=True),
     )
-    reports = run.reports()
+    reports = run.train_and_report()
     while True:
         start = now()
         next(reports)

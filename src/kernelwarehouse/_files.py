@@ -25,7 +25,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         permissions = stat.S_IMODE(aside.stat().st_mode)
         yield aside
         aside.chmod(permissions)
-        _sync_file(aside)
+        sync_file(aside)
         os.replace(aside, path)
         sync_folder(path.parent)
     finally:
@@ -60,6 +60,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _sync_file(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Wait until the content of a file is on disk."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from kernelwarehouse.commands import comparing, plan, training, zoo
-from kernelwarehouse.errors import KernelWarehouseError
+from kernelwarehouse.errors import KernelWarehouseError, Terminated
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return chosen.run(chosen)
     except KernelWarehouseError as error:
         print(f"kernelwarehouse: {error}", file=sys.stderr)
-        return 2
+        return 143 if isinstance(error, Terminated) else 2  # as shells report an end by SIGTERM
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

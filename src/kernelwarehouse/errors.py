@@ -57,5 +57,9 @@ class MissingExtraError(KernelWarehouseError):
     """A part of the library whose optional packages are not installed; the message says how to install them."""
 
 
+class Terminated(KernelWarehouseError):
+    """A run that was asked to end by SIGTERM, and has written a checkpoint first."""
+
+
 class KernelWarehouseWarning(UserWarning):
     """Something worth knowing that does not stop the work."""

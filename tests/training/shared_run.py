@@ -1,6 +1,6 @@
-"""A short run for one process or many: `torchrun ... shared_run.py OUTPUT [STEP]`.
+"""A short run for one process or many: `torchrun ... shared_run.py OUTPUT STEP SIGNAL [SECONDS]`.
 
-With STEP, the second process kills itself there, the first time round.
+At STEP the second process sends itself the signal, the first time round. SECONDS lie between checkpoints.
 """
 
 import os
@@ -16,6 +16,7 @@ from kernelwarehouse.training.progress import Display
 from kernelwarehouse.training.recipe import load_recipe
 from kernelwarehouse.training.run import Run, RunOptions
 from kernelwarehouse.training.run_folder import RunFolder
+from kernelwarehouse.training.settings import RunSettings
 from tiny_things import layer_norm_network, striped_arrays
 
 # All that is random here belongs to single images, so it is the same however they are dealt.
@@ -32,35 +33,45 @@ CHANGES = {
 }
 
 
-def shared_run(output: Path, *, device_batch_size: int = 0, die_at: int | None = None) -> None:
+def shared_run(
+    output: Path, *, device_batch_size: int = 0, signal_at: int = -1, number: int = 0, checkpoint_seconds: float = 0
+) -> None:
     train, validation = striped_arrays(64, 0), striped_arrays(25, 1)
     names = ("rows", "columns", "down", "up")
     data = DataSet("striped", names, ArrayImages(*train, "train"), ArrayImages(*validation, "validation"))
-    options = RunOptions(workers=0, report_every=1, checkpoint_seconds=0, device_batch_size=device_batch_size)
+    options = RunOptions(
+        workers=0, report_every=1, checkpoint_seconds=checkpoint_seconds, device_batch_size=device_batch_size
+    )
     with join_processes("cpu") as processes:
         # Processes start from different weights: the first one's must reach them all.
         torch.manual_seed(processes.rank)
         run = Run(
             layer_norm_network(),
             data,
-            load_recipe("small").with_overrides(CHANGES),
+            RunSettings("convnext", data.name, names, 16, 0, load_recipe("small").with_overrides(CHANGES)),
             RunFolder(output),
-            settings={"image_size": 16},
             options=options,
             processes=processes,
             display=Display(silent=True),
         )
         step = run.trainer.step
 
-        def step_or_die(parts: list) -> torch.Tensor:
+        def step_with_signal(parts: list) -> torch.Tensor:
             first_time = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-            if first_time and processes.rank == 1 and run.trainer.steps_done == die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if first_time and processes.rank == 1 and run.trainer.steps_done == signal_at:
+                os.kill(os.getpid(), number)
             return step(parts)
 
-        run.trainer.step = step_or_die
-        run.go()
+        run.trainer.step = step_with_signal
+        run.train()
 
 
 if __name__ == "__main__":
-    shared_run(Path(sys.argv[1]), device_batch_size=4, die_at=int(sys.argv[2]))
+    output, step, name, *seconds = sys.argv[1:]
+    shared_run(
+        Path(output),
+        device_batch_size=4,
+        signal_at=int(step),
+        number=signal.Signals[name],
+        checkpoint_seconds=float(*seconds),
+    )

@@ -1,24 +1,34 @@
-"""Runs that are really killed, by SIGKILL, and started again with the same command."""
+"""Runs that are really killed, terminated or interrupted, and started again with the same command."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 import torch
 
 import kernelwarehouse as kw
+from kernelwarehouse.cli import main
+from kernelwarehouse.training.folder_lock import locked
 from kernelwarehouse.training.metrics import read_metrics
 
 RECIPE = ["warmup_epochs=0.5", "ema_decay=0.9", "auto_augment=rand-m5", "random_erasing=0.3", "drop_path=0.1"]
 MIXING = ["mixup=0.4", "cutmix=0.4", "mix_probability=0.7", "learning_rate=0.02"]
 
 
-def command(data: Path, output: Path, *, epochs: int, workers: int) -> list[str]:
-    arguments = f"train kw1x_resnet18 --data {data} --recipe small --output {output} --epochs {epochs} --batch-size 16 "
-    arguments += f"--workers {workers} --report-every 1 --checkpoint-seconds 0 --device-batch-size 8 --seed 3 "
+EPOCHS = 6
+STEPS = 4 * EPOCHS
+
+
+def command(data: Path, output: Path, *, workers: int, checkpoint_seconds: float = 0) -> list[str]:
+    arguments = f"train kw1x_resnet18 --data {data} --recipe small --output {output} --epochs {EPOCHS} --batch-size 16 "
+    arguments += f"--workers {workers} --report-every 1 --checkpoint-seconds {checkpoint_seconds} "
+    arguments += "--device-batch-size 8 --seed 3 "
     arguments += "--model-arg channels=[8,8,16,16] --model-arg layers=[1,1,1,1]"
     settings = [word for text in RECIPE + MIXING for word in ("--set", text)]
     return [sys.executable, "-m", "kernelwarehouse", *arguments.split(), *settings]
@@ -28,37 +38,41 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def kill_after(words: list[str], metrics: Path, lines: int, delay: float) -> int:
-    """Start the command, wait until it has reported so often, wait a little more, and kill it; its last step."""
-    process = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True)
+@contextmanager
+def started(words: list[str], metrics: Path, lines: int) -> Iterator[subprocess.Popen[str]]:
+    """The command, once it has reported so often. What is left of it afterwards, its workers included, is killed."""
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(words, env=environment(), start_new_session=True, **pipes)
     try:
         while len(read_metrics(metrics)) < lines:
             if process.poll() is not None:
                 raise AssertionError(f"the run ended by itself with code {process.returncode}")
             time.sleep(0.005)
-        time.sleep(delay)
+        yield process
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def kill_after(words: list[str], metrics: Path, lines: int, delay: float) -> int:
+    """Start the command, wait until it has reported so often, wait a little more, and kill it; its last step."""
+    with started(words, metrics, lines) as process:
+        time.sleep(delay)
     assert process.returncode == -signal.SIGKILL
     return read_metrics(metrics)[-1]["step"]
 
 
-def test_killed_runs_end_with_the_weights_of_an_unbroken_one(striped_npz: Path, tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    subprocess.run(command(striped_npz, whole, epochs=6, workers=1), env=environment(), check=True)
+@pytest.fixture(scope="module")
+def whole(striped_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unbroken run."""
+    output = tmp_path_factory.mktemp("runs") / "whole"
+    subprocess.run(command(striped_npz, output, workers=1), env=environment(), check=True)
+    return output
 
-    # Kills during the first steps, in the middle of an epoch, and around its end; with other numbers of workers.
-    reached = 0
-    for lines, delay, workers in ((1, 0.0, 2), (9, 0.013, 0), (16, 0.031, 1)):
-        words = command(striped_npz, broken, epochs=6, workers=workers)
-        step = kill_after(words, broken / "metrics.jsonl", lines, delay)
-        assert reached < step < 24
-        reached = step
-    last = command(striped_npz, broken, epochs=6, workers=1)
-    shown = subprocess.run(last, env=environment(), check=True, capture_output=True, text=True).stdout
-    assert f"resuming {broken} at step" in shown
 
+def assert_same_run(whole: Path, broken: Path) -> None:
+    """Every tensor, and every metric that is no time."""
     for slot in ("last", "best"):
         expected, found = (kw.load(folder / slot).state_dict() for folder in (whole, broken))
         assert expected.keys() == found.keys()
@@ -73,3 +87,58 @@ def test_killed_runs_end_with_the_weights_of_an_unbroken_one(striped_npz: Path, 
         for path in (whole / "metrics.jsonl", broken / "metrics.jsonl")
     ]
     assert lines[0] == lines[1]
+
+
+def test_killed_runs_end_with_the_weights_of_an_unbroken_one(whole: Path, striped_npz: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    # Kills during the first steps, in the middle of an epoch, and around its end; with other numbers of workers.
+    reached = 0
+    for lines, delay, workers in ((1, 0.0, 2), (9, 0.013, 0), (16, 0.031, 1)):
+        words = command(striped_npz, broken, workers=workers)
+        step = kill_after(words, broken / "metrics.jsonl", lines, delay)
+        assert reached < step < STEPS
+        reached = step
+    last = command(striped_npz, broken, workers=1)
+    shown = subprocess.run(last, env=environment(), check=True, capture_output=True, text=True).stdout
+    assert f"resuming {broken} at step" in shown
+    assert_same_run(whole, broken)
+
+
+def test_sigterm_writes_a_checkpoint_and_ctrl_c_damages_nothing(whole: Path, striped_npz: Path, tmp_path: Path) -> None:
+    """Both reach the workers as well, as from a terminal or a scheduler. No checkpoint is due within an epoch here."""
+    broken = tmp_path / "broken"
+    words = command(striped_npz, broken, workers=2, checkpoint_seconds=1000)
+    with started(words, broken / "metrics.jsonl", 6) as process:
+        os.killpg(process.pid, signal.SIGTERM)
+        said = process.communicate()[1]
+    assert process.returncode == 143
+    assert "Traceback" not in said
+    assert f"the checkpoint is in {broken / 'last'}, and the same command goes on from there" in said
+    reached = torch.load(broken / "last" / "training.pt", weights_only=True)["trainer"]["steps_done"]
+    assert 5 <= reached < STEPS
+    assert read_metrics(broken / "metrics.jsonl")[-1]["step"] == reached
+
+    with started(words, broken / "metrics.jsonl", reached + reached // 4 + 2) as process:
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate()[1]
+    assert process.returncode not in (0, -signal.SIGKILL)
+    assert "_worker_loop" not in said  # through which every traceback of a worker goes
+    assert "_bootstrap" not in said
+
+    subprocess.run(command(striped_npz, broken, workers=1), env=environment(), check=True)
+    assert_same_run(whole, broken)
+
+
+def test_folder_is_locked_until_its_process_dies(
+    striped_npz: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    words = command(striped_npz, output, workers=2)
+    with started(words, output / "metrics.jsonl", 1) as process:
+        assert main(words[3:]) == 2
+        assert f"{output} is in use by process {process.pid} on " in capsys.readouterr().err
+        # Only the process itself is killed; its workers live on for a while, and do not hold the lock.
+        process.kill()
+        process.wait()
+        with locked(output):
+            pass

@@ -10,16 +10,23 @@ import numpy as np
 from PIL import Image
 
 from kernelwarehouse.data.images import DataSet
-from kernelwarehouse.errors import UnreadableImageError
+from kernelwarehouse.errors import TrainingError, UnreadableImageError
 from kernelwarehouse.report.attention_maps import AttentionMap, attention_maps
 from kernelwarehouse.report.page import Chart, HeatMap, Page, Prediction, Section, Series, Table, write_page
 from kernelwarehouse.report.pictures import data_uri, signed_heat_map
 from kernelwarehouse.training.metrics import read_metrics
 from kernelwarehouse.training.predict import open_trained
 from kernelwarehouse.training.run_folder import RunFolder
+from kernelwarehouse.training.settings import RunSettings
 
 SAMPLE_PREDICTIONS = 12
 ATTENTION_IMAGES = 64
+
+# What the page shows of each kind of report.
+REPORTED = {
+    "step": ("loss", "learning_rate", "tau", "images_per_second"),
+    "epoch": ("top1", "top5", "loss", "training_loss", "best", "tau", "unreadable"),
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class RunSummary:
     """What a report shows of one run."""
 
     name: str
-    settings: dict[str, Any]
+    settings: RunSettings
     parameters: int
     steps: list[dict[str, Any]]
     epochs: list[dict[str, Any]]
@@ -45,25 +52,40 @@ class RunSummary:
 
     @property
     def seconds_per_step(self) -> float:
-        return self.settings["recipe"]["batch_size"] / self.images_per_second
+        return self.settings.recipe.batch_size / self.images_per_second
 
 
 def summarise_run(folder: RunFolder, data: DataSet) -> RunSummary:
     settings = folder.read_settings()
-    metrics = read_metrics(folder.metrics_path)
+    steps, epochs = (_lines(folder, kind, names) for kind, names in REPORTED.items())
     trained = open_trained(folder.path)
     images, truths = _some_images(data)
     shown = range(0, len(images), max(1, len(images) // SAMPLE_PREDICTIONS))[:SAMPLE_PREDICTIONS]
     guesses = trained.predict([images[i] for i in shown], top=3)
     return RunSummary(
-        settings["model"],
+        settings.model,
         settings,
         sum(parameter.numel() for parameter in trained.network.parameters()),
-        [line for line in metrics if line["kind"] == "step"],
-        [line for line in metrics if line["kind"] == "epoch"],
+        steps,
+        epochs,
         [Prediction(data_uri(images[i]), truths[i], guess) for i, guess in zip(shown, guesses, strict=True)],
         attention_maps(trained.network, trained.prepare(images)),
     )
+
+
+def _lines(folder: RunFolder, kind: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The reports of a kind, with all that a page shows of them."""
+    lines = [line for line in read_metrics(folder.metrics_path) if line["kind"] == kind]
+    for name in names:
+        missing = [line["step"] for line in lines if name not in line]
+        if missing or not lines:
+            what = f"the {kind} report at step {missing[0]} has no {name}" if missing else f"it has no {kind} reports"
+            raise TrainingError(
+                f"{folder.metrics_path} is damaged or missing: {what}, and a report of the run needs it"
+            )
+    if kind == "epoch" and not any(line["best"] for line in lines):
+        raise TrainingError(f"{folder.metrics_path} is damaged: no epoch in it is the best")
+    return lines
 
 
 def _some_images(data: DataSet) -> tuple[list[Image.Image], list[str]]:
@@ -81,7 +103,7 @@ def _some_images(data: DataSet) -> tuple[list[Image.Image], list[str]]:
 
 def write_run_report(folder: RunFolder, data: DataSet) -> Path:
     run = summarise_run(folder, data)
-    summary = f"{run.settings['data']}, {run.settings['recipe']['summary']}"
+    summary = f"{run.settings.data}, {run.settings.recipe.summary}"
     return write_page(
         runs_page(f"{run.name}: {run.best['top1']:.2%} top-1", summary, [run]), folder.path / "report.html"
     )
@@ -125,7 +147,7 @@ def _charts(runs: Sequence[RunSummary]) -> list[Chart]:
             Series(
                 f"{run.name}{name}",
                 [
-                    (line["step"] * run.settings["recipe"]["epochs"] / run.epochs[-1]["step"], line[value])
+                    (line["step"] * run.settings.recipe.epochs / run.epochs[-1]["step"], line[value])
                     for line in getattr(run, lines)
                     if line[value] is not None
                 ],
@@ -161,9 +183,10 @@ def _heat_map(attention: AttentionMap) -> HeatMap:
 
 
 def _settings_table(runs: Sequence[RunSummary]) -> Table:
-    def flat(settings: dict[str, Any]) -> dict[str, str]:
-        recipe = {f"recipe: {name}": value for name, value in settings["recipe"].items()}
-        own = {name: value for name, value in settings.items() if name != "recipe"}
+    def flat(settings: RunSettings) -> dict[str, str]:
+        values = settings.as_dict()
+        recipe = {f"recipe: {name}": value for name, value in values["recipe"].items()}
+        own = {name: value for name, value in values.items() if name not in ("recipe", "fingerprint")}
         return {name: str(value) for name, value in (own | recipe).items()}
 
     columns = [flat(run.settings) for run in runs]

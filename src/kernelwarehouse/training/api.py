@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from kernelwarehouse.data.images import DataSet
-from kernelwarehouse.errors import DataError
+from kernelwarehouse.errors import DataError, UnreadableImageError
 from kernelwarehouse.training.distributed import join_processes
+from kernelwarehouse.training.loading import Unreadable
 from kernelwarehouse.training.network import build_network
 from kernelwarehouse.training.progress import Display
 from kernelwarehouse.training.recipe import Recipe
 from kernelwarehouse.training.run import Run, RunOptions
 from kernelwarehouse.training.run_folder import RunFolder
+from kernelwarehouse.training.settings import RunSettings
 
 
 def train(
@@ -28,39 +30,39 @@ def train(
     finished. `arguments` go to the network's maker; `weights` is a folder of `kernelwarehouse.save` to start from."""
     options = options or RunOptions()
     folder = RunFolder(output)
-    settings = {
-        "model": name,
-        "arguments": arguments or {},
-        "weights": str(weights) if weights else None,
-        "data": data.name,
-        "classes": list(data.classes),
-        "image_size": recipe.image_size or own_image_size(data),
-        "seed": options.seed,
-        "recipe": recipe.as_dict(),
-    }
+    size = recipe.image_size or own_image_size(data, options.unreadable)
     with join_processes(device) as processes:
-        display = Display(silent=not processes.is_main)
-        model = build_network(name, recipe, len(data.classes), seed=options.seed, arguments=arguments, weights=weights)
-        run = Run(
-            model,
-            data,
-            recipe,
-            folder,
-            settings=settings,
-            options=options,
-            processes=processes,
-            display=display,
+        settings = RunSettings(
+            model=name,
+            data=data.name,
+            classes=data.classes,
+            image_size=size,
+            seed=options.seed,
+            recipe=recipe,
+            arguments=arguments or {},
+            weights=str(weights) if weights else None,
+            fingerprint=data.fingerprint() if processes.is_main else None,
         )
-        run.go()
+        model = build_network(name, recipe, len(data.classes), seed=options.seed, arguments=arguments, weights=weights)
+        display = Display(silent=not processes.is_main)
+        Run(model, data, settings, folder, options=options, processes=processes, display=display).train()
     return folder
 
 
-def own_image_size(data: DataSet) -> int:
-    """The side of the images, for recipes that leave them as they are."""
-    width, height = data.validation.load(0).size
-    if width != height:
-        raise DataError(
-            f"{data.validation.name(0)} is {width} x {height}; the recipe keeps the images' own size, which works for "
-            "square ones: pass --set image_size=... to resize and crop"
-        )
-    return width
+def own_image_size(data: DataSet, unreadable: Unreadable = "stop") -> int:
+    """The side of the images, for recipes that leave them as they are: that of the first one that can be read."""
+    images = data.validation
+    for number in range(len(images.labels)):
+        try:
+            width, height = images.load(number).size
+        except UnreadableImageError:
+            if unreadable == "stop":
+                raise
+            continue
+        if width != height:
+            raise DataError(
+                f"{images.name(number)} is {width} x {height}; the recipe keeps the images' own size, which works for "
+                "square ones: pass --set image_size=... to resize and crop"
+            )
+        return width
+    raise DataError(f"{data.name}: none of the {len(images.labels)} validation images can be read")

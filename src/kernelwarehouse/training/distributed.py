@@ -1,16 +1,18 @@
 """One process or many: what torchrun tells us, and the few things that processes exchange."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.rendezvous import rendezvous
 
-from kernelwarehouse.errors import TrainingError
+from kernelwarehouse.errors import KernelWarehouseError, TrainingError
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,27 @@ class Processes:
         distributed.all_gather_object(box, value)
         return box
 
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up in any process. On the CPU, so that a GPU's queue is not waited for."""
+        if self.world_size == 1:
+            return flag
+        flags = torch.tensor([int(flag)])
+        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX)
+        return bool(flags.item())
+
+    def in_main(self, action: Callable[[], Result]) -> Result | None:
+        """Do something in the main process only. An error of ours there is raised in all, so that none waits for it."""
+        result, problem = None, None
+        if self.is_main:
+            try:
+                result = action()
+            except KernelWarehouseError as error:
+                problem = error
+        problem = self.gather(problem)[0]
+        if problem is not None:
+            raise problem
+        return result
+
     def equalise_buffers(self, model: nn.Module) -> None:
         """Give every process the main process's running statistics, which batches of their own have moved apart."""
         if self.world_size > 1:
@@ -56,7 +79,8 @@ def is_main_process() -> bool:
 
 @contextmanager
 def join_processes(device: str = "") -> Iterator[Processes]:
-    """The processes of this run: those torchrun started, joined over NCCL (GPUs) or gloo, or just this one."""
+    """The processes of this run: those torchrun started, joined over NCCL (for tensors on GPUs) and gloo (for others),
+    or just this one."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = _choose_device(device, local_rank)
     if chosen.type == "cuda":
@@ -69,7 +93,7 @@ def join_processes(device: str = "") -> Iterator[Processes]:
     # one that was killed, and fail to connect to it.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = distributed.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
-    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     try:
         yield Processes(

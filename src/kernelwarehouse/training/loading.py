@@ -1,7 +1,9 @@
 """Images into batches, in worker processes."""
 
 import os
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,6 +20,10 @@ from kernelwarehouse.training.distributed import Processes
 Unreadable = Literal["stop", "skip"]
 MOST_WORKERS = 8
 BATCHES_AHEAD = 4
+
+# What ends a run is for its main process to decide. Workers that ended by themselves would take it with them, halfway
+# through a step, and print tracebacks.
+LEFT_TO_THE_MAIN_PROCESS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Sample(NamedTuple):
@@ -95,15 +101,45 @@ def collate(samples: Sequence[Sample]) -> Batch:
     )
 
 
-def read_batches(loader: "DataLoader[Sample]") -> Iterator[Batch]:
-    """The loader's batches. An error of ours in a worker comes as in this process, without the worker's traceback."""
+def read_batches(loader: "DataLoader[Sample]") -> Generator[Batch, None, None]:
+    """The loader's batches. An error of ours in a worker comes as in this process, without the worker's traceback.
+
+    To be closed by who reads them: workers leave SIGTERM to the main process, and so have to be told that they can go.
+    """
+    with _signals_held_back():
+        batches = iter(loader)
     try:
-        yield from loader
+        yield from batches
     except KernelWarehouseError as error:
         last_line = str(error).strip().splitlines()[-1]
         if "Original Traceback" not in str(error):
             raise
         raise type(error)(last_line.partition(": ")[2]) from error
+    finally:
+        # torch does this itself when the iterator is forgotten; but the traceback of an error remembers it, and Python
+        # then waits for the workers at its end for ever.
+        shut_down = getattr(batches, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Processes that start meanwhile never get these signals; this one gets them afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_MAIN_PROCESS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_signals(worker: int) -> None:
+    """For workers that do not inherit what `_signals_held_back` did, as those of a fork server do not."""
+    for number in LEFT_TO_THE_MAIN_PROCESS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def default_workers(processes: Processes) -> int:
@@ -121,6 +157,7 @@ def training_loader(
         batch_sampler=batches,
         num_workers=workers,
         collate_fn=collate,
+        worker_init_fn=ignore_signals,
         pin_memory=processes.device.type == "cuda",
         prefetch_factor=BATCHES_AHEAD if workers else None,
     )
@@ -136,5 +173,6 @@ def evaluation_loader(
         sampler=EvaluationShare(count, rank=processes.rank, world_size=processes.world_size),
         num_workers=workers,
         collate_fn=collate,
+        worker_init_fn=ignore_signals,
         pin_memory=processes.device.type == "cuda",
     )

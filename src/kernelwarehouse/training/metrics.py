@@ -7,7 +7,8 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from kernelwarehouse._files import write_file
-from kernelwarehouse.training.run_folder import RunFolder
+from kernelwarehouse.errors import TrainingError
+from kernelwarehouse.training.run_folder import TENSORBOARD, RunFolder
 
 
 class MetricsLog:
@@ -17,7 +18,7 @@ class MetricsLog:
         self._path = folder.metrics_path
         kept = [line for line in read_metrics(self._path) if line["step"] <= resumed_at]
         write_file(self._path, "".join(json.dumps(line) + "\n" for line in kept))
-        self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=resumed_at + 1)
+        self._board = SummaryWriter(str(folder.path / TENSORBOARD), purge_step=resumed_at + 1)
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -31,13 +32,25 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; a line cut short by a kill is not one."""
-    if not path.exists():
+    """All whole lines. What follows the last line's end was cut short by a kill and is no line; nor is there one if
+    there is no file."""
+    try:
+        *whole, _ = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return []
-    lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return lines
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be read: {error}") from error
+    return [_parse(text, f"line {number} of {path}") for number, text in enumerate(whole, start=1) if text.strip()]
+
+
+def _parse(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError) as error:  # bytes that are no text, or text that is no JSON
+        raise TrainingError(f"{where} is damaged ({error}); remove the line to go on without it") from error
+    if not isinstance(line, dict) or type(line.get("step")) is not int or type(line.get("kind")) is not str:
+        raise TrainingError(
+            f"{where} is damaged: {text[:80].decode()} does not name the kind of the report and its step; remove the "
+            "line to go on without it"
+        )
+    return line

@@ -1,6 +1,7 @@
 """A trained network with all that is needed to use it: its classes, and how images are prepared for it."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +61,8 @@ class TrainedNetwork:
         images = EvaluationImages(data.validation, transform, unreadable)
         workers = default_workers(processes) if workers is None else workers
         loader = evaluation_loader(images, len(data.validation.labels), batch_size, workers, processes)
-        return evaluate(self.network.to(processes.device), read_batches(loader), processes)
+        with closing(read_batches(loader)) as batches:
+            return evaluate(self.network.to(processes.device), batches, processes)
 
 
 def open_trained(path: str | Path) -> TrainedNetwork:
@@ -68,13 +70,12 @@ def open_trained(path: str | Path) -> TrainedNetwork:
     path = Path(path)
     folder = RunFolder(path.parent if path.name in ("best", "last") and not (path / "run.json").exists() else path)
     settings = folder.read_settings()
-    recipe = settings["recipe"]
     return TrainedNetwork(
         load(folder.network() if folder.path == path else path),
-        tuple(settings["classes"]),
-        settings["image_size"],
-        recipe["evaluation_crop"],
-        recipe["interpolation"],
+        settings.classes,
+        settings.image_size,
+        settings.recipe.evaluation_crop,
+        settings.recipe.interpolation,
     )
 
 

@@ -1,17 +1,18 @@
-"""A whole run: data, steps, evaluation, checkpoints, metrics, report. Started again, it goes on where it was."""
+"""A whole run: data, steps, evaluation, checkpoints, metrics. Started again, it goes on where it was."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from kernelwarehouse.data.batches import TrainingBatches
 from kernelwarehouse.data.images import DataSet, Images
-from kernelwarehouse.errors import ConfigError, DataError, TrainingError
+from kernelwarehouse.errors import CheckpointError, ConfigError, DataError, Terminated, TrainingError
 from kernelwarehouse.training.augment import evaluation_transform, training_transform
 from kernelwarehouse.training.distributed import Processes
 from kernelwarehouse.training.evaluate import Evaluation, evaluate
@@ -28,7 +29,9 @@ from kernelwarehouse.training.loading import (
 from kernelwarehouse.training.metrics import MetricsLog
 from kernelwarehouse.training.progress import Display
 from kernelwarehouse.training.recipe import Recipe
-from kernelwarehouse.training.run_folder import RunFolder
+from kernelwarehouse.training.run_folder import STATE_FILE, RunFolder
+from kernelwarehouse.training.settings import RunSettings
+from kernelwarehouse.training.termination import Termination
 from kernelwarehouse.training.trainer import Trainer
 
 
@@ -72,38 +75,44 @@ def accumulation_parts(recipe: Recipe, options: RunOptions, processes: Processes
     return share // size
 
 
+class Report(NamedTuple):
+    """What the log gets: after every few steps (`kind` "step") and after every epoch ("epoch")."""
+
+    kind: str
+    step: int
+    values: dict[str, Any]
+
+
 class Run:
-    """One run of one model on one data set. `settings` say what it is, and are compared when it is started again."""
+    """One run of one model on one data set, as its settings say."""
 
     def __init__(
         self,
         model: nn.Module,
         data: DataSet,
-        recipe: Recipe,
+        settings: RunSettings,
         folder: RunFolder,
         *,
-        settings: dict[str, Any],
         options: RunOptions,
         processes: Processes,
         display: Display,
     ) -> None:
         self.train_images = _training_split(data)
         self.data = data
-        self.recipe = recipe
+        self.settings = settings
+        self.recipe = recipe = settings.recipe
         self.folder = folder
         self.options = options
         self.processes = processes
         self.display = display
-        self.size = int(settings["image_size"])
+        self.termination = Termination()
         self.workers = default_workers(processes) if options.workers is None else options.workers
         self.parts = accumulation_parts(recipe, options, processes)
-        if processes.is_main:
-            folder.claim(settings)
         self.batches = TrainingBatches(
             len(self.train_images.labels),
             recipe.batch_size,
             recipe.epochs,
-            options.seed,
+            settings.seed,
             accumulation=self.parts,
             rank=processes.rank,
             world_size=processes.world_size,
@@ -113,19 +122,39 @@ class Run:
             recipe,
             classes=len(data.classes),
             steps_per_epoch=self.batches.steps_per_epoch,
-            seed=options.seed,
+            seed=settings.seed,
             processes=processes,
         )
-        # Sums over the epoch so far, the best accuracy, and the images that could not be read: part of the checkpoint.
+        # Part of the checkpoint: the losses since the last report and their sum over the epoch before that, whether the
+        # epoch has still to be evaluated, the best accuracy, and the images that could not be read.
+        self.losses: list[Tensor] = []
         self.loss_sum = 0.0
+        self.evaluation_due = False
         self.best_top1 = -1.0
         self.unreadable: set[str] = set()
-        self._resume()
-        self.batches.start_step = self.trainer.steps_done
+        self._problems: list[str] = []
+
+    def train(self) -> None:
+        """Start the run, or resume it, and train to the end of the last epoch.
+
+        SIGTERM ends it after the step that is being taken: a checkpoint is written, and `Terminated` raised.
+        """
+        with self.termination.watched(), ExitStack() as opened:
+            self.processes.in_main(lambda: opened.enter_context(self.folder.claimed(self.settings)))
+            self._resume()
+            log = self.processes.in_main(
+                lambda: opened.enter_context(closing(MetricsLog(self.folder, self.trainer.steps_done)))
+            )
+            opened.callback(self.display.stop)
+            self.display.start(self.trainer.steps_done, self.batches.steps)
+            for report in opened.enter_context(closing(self.train_and_report())):
+                if log is not None:
+                    log.write(*report)
 
     def _resume(self) -> None:
+        """Go on from the checkpoint, if there is one."""
         state = self.folder.read_state()
-        steps = self.processes.gather(state["trainer"]["steps_done"] if state is not None else 0)
+        steps = self.processes.gather(_steps_done(state, self.folder))
         if len(set(steps)) > 1:
             raise TrainingError(
                 f"the processes find checkpoints of different steps {steps} in {self.folder.path}; "
@@ -133,73 +162,92 @@ class Run:
             )
         if state is None:
             return
+        if steps[0] > self.batches.steps:
+            last = self.folder.path / "last"
+            raise CheckpointError(f"{last} is at step {steps[0]}, but the run has {self.batches.steps} steps")
         self.trainer.load_state_dict(state["trainer"])
-        self.loss_sum = state["loss_sum"]
-        self.best_top1 = state["best_top1"]
-        self.unreadable = set(state["unreadable"])
-        if self.trainer.steps_done == self.batches.steps:
+        try:
+            self.loss_sum = float(state["loss_sum"])
+            self.best_top1 = float(state["best_top1"])
+            self.unreadable = {str(problem) for problem in state["unreadable"]}
+            # Not in the checkpoints of runs before format 2, which were written only where neither is pending.
+            losses = torch.tensor(state.get("losses", []), dtype=torch.float64, device=self.processes.device)
+            self.losses = list(losses)
+            self.evaluation_due = bool(state.get("evaluation_due", False))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.folder.path / 'last' / STATE_FILE} is not the state of a run: {error}"
+            ) from error
+        self.batches.start_step = self.trainer.steps_done
+        if self.trainer.steps_done == self.batches.steps and not self.evaluation_due:
             self.display.say(f"{self.folder.path} is finished: {self.recipe.epochs} epochs")
         else:
             epoch = self.trainer.steps_done / self.batches.steps_per_epoch
             self.display.say(f"resuming {self.folder.path} at step {self.trainer.steps_done} (epoch {epoch:.2f})")
 
-    def go(self) -> None:
-        """Train to the end of the last epoch."""
-        log = MetricsLog(self.folder, self.trainer.steps_done) if self.processes.is_main else None
-        self.display.start(self.trainer.steps_done, self.batches.steps)
-        try:
-            for report in self.reports():
-                if log is not None:
-                    log.write(*report)
-        finally:
-            self.display.stop()
-            if log is not None:
-                log.close()
+    def train_and_report(self) -> Generator[Report, None, None]:
+        """Take all steps that are left, evaluate after every epoch and write checkpoints; yield what to log."""
+        transform = training_transform(self.recipe, self.settings.image_size)
+        images = TrainingImages(self.train_images, transform, self.settings.seed, self.options.unreadable)
+        with closing(read_batches(training_loader(images, self.batches, self.workers, self.processes))) as parts:
+            yield from self._train_on(parts)
 
-    def reports(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Train, and yield `(kind, step, values)` after every few steps and after every epoch."""
-        transform = training_transform(self.recipe, self.size)
-        images = TrainingImages(self.train_images, transform, self.options.seed, self.options.unreadable)
-        parts = read_batches(training_loader(images, self.batches, self.workers, self.processes))
-        losses: list[Tensor] = []
-        problems: list[str] = []
-        clock = saved = time.monotonic()
-        while self.trainer.steps_done < self.batches.steps:
-            batch: list[Batch] = list(islice(parts, self.parts))
-            problems += [problem for part in batch for problem in part.unreadable]
-            losses.append(self.trainer.step(batch))
-            step = self.trainer.steps_done
-            epoch_ends = step % self.batches.steps_per_epoch == 0
-            if not epoch_ends and step % self.options.report_every:
-                continue
-            mean_loss = self._account(losses, problems)
-            now = time.monotonic()
-            values = self._step_values(mean_loss, len(losses) * self.recipe.batch_size / (now - clock))
-            yield "step", step, values
-            losses, problems = [], []
+    def _train_on(self, parts: Iterator[Batch]) -> Iterator[Report]:
+        timed, clock, saved = 0, time.monotonic(), time.monotonic()
+        while self.evaluation_due or self.trainer.steps_done < self.batches.steps:
+            reported = False
+            if not self.evaluation_due:  # else the run was ended between the last step of an epoch and its evaluation
+                self._take_step(list(islice(parts, self.parts)))
+                timed += 1
+                reported = self.evaluation_due or self.trainer.steps_done % self.options.report_every == 0
+                if reported:
+                    speed = timed * self.recipe.batch_size / (time.monotonic() - clock)
+                    yield Report("step", self.trainer.steps_done, self._report_steps(speed))
+                    timed, clock = 0, time.monotonic()
+                if self.processes.any(self.termination.asked):
+                    self._end_early()
+            epoch_ends = self.evaluation_due
             if epoch_ends:
-                yield "epoch", step, self._finish_epoch()
-            if epoch_ends or now - saved >= self.options.checkpoint_seconds:
+                yield Report("epoch", self.trainer.steps_done, self._finish_epoch())
+            if epoch_ends or (reported and time.monotonic() - saved >= self.options.checkpoint_seconds):
                 self._write_last()
-                saved = time.monotonic()
-            clock = time.monotonic()
+                clock = saved = time.monotonic()
 
-    def _account(self, losses: list[Tensor], problems: list[str]) -> float:
-        """The mean loss since the last report, over all processes; adds to the epoch's. Stops if it is not finite."""
-        values = self.processes.sum(torch.stack(losses).double()) / self.processes.world_size
+    def _take_step(self, batch: list[Batch]) -> None:
+        self._problems += [problem for part in batch for problem in part.unreadable]
+        self.losses.append(self.trainer.step(batch))
+        self.evaluation_due = self.trainer.steps_done % self.batches.steps_per_epoch == 0
+
+    def _shared_losses(self) -> Tensor:
+        """The losses since the last report, each the mean over all processes. Stops if one is not finite."""
+        if not self.losses:
+            return torch.empty(0)
+        local = torch.stack([loss.double() for loss in self.losses])
+        values = self.processes.sum(local) / self.processes.world_size
         finite = values.isfinite()
         if not finite.all():
             first = int((~finite).nonzero()[0])
-            step = self.trainer.steps_done - len(losses) + first + 1
+            step = self.trainer.steps_done - len(values) + first + 1
             raise TrainingError(
-                f"the loss of step {step} is {float(values[first])}; the last good checkpoint is kept in "
-                f"{self.folder.path / 'last'}. A smaller learning_rate, a longer warm-up or clip_norm may help"
+                f"the loss of step {step} is {float(values[first])}; {self.folder.kept()}. "
+                "A smaller learning_rate, a longer warm-up or clip_norm may help"
             )
-        self.loss_sum += float(values.sum())
         if self.options.unreadable == "skip":
-            for problem in sorted({name for share in self.processes.gather(problems) for name in share}):
+            for problem in sorted({name for share in self.processes.gather(self._problems) for name in share}):
                 self._note_unreadable(problem)
-        return float(values.mean())
+        self._problems = []
+        return values
+
+    def _end_early(self) -> NoReturn:
+        """Write where the run is, as SIGTERM asked for, and end."""
+        self.losses = list(self._shared_losses())
+        self._write_last()
+        # torchrun ends all processes when the first of them has ended, so none may before the checkpoint is written.
+        self.processes.gather(None)
+        raise Terminated(
+            f"ended by SIGTERM after step {self.trainer.steps_done} of {self.batches.steps}; the checkpoint is in "
+            f"{self.folder.path / 'last'}, and the same command goes on from there"
+        )
 
     def _note_unreadable(self, problem: str) -> None:
         if problem not in self.unreadable:
@@ -209,9 +257,13 @@ class Run:
     def _epoch_name(self) -> str:
         return f"{-(-self.trainer.steps_done // self.batches.steps_per_epoch)}/{self.recipe.epochs}"
 
-    def _step_values(self, loss: float, images_per_second: float) -> dict[str, Any]:
+    def _report_steps(self, images_per_second: float) -> dict[str, Any]:
+        """The steps since the last report, which are counted towards the epoch now."""
+        losses = self._shared_losses()
+        self.losses = []
+        self.loss_sum += float(losses.sum())
         values = {
-            "loss": loss,
+            "loss": float(losses.mean()),
             "learning_rate": self.trainer.learning_rate,
             "tau": self.trainer.tau,
             "images_per_second": images_per_second,
@@ -222,7 +274,10 @@ class Run:
         return values
 
     def _finish_epoch(self) -> dict[str, Any]:
-        evaluation = self.evaluate()
+        try:
+            evaluation = self.evaluate()
+        except _EvaluationLeft:
+            self._end_early()
         best = evaluation.top1 > self.best_top1
         values = evaluation.as_dict() | {
             "training_loss": self.loss_sum / self.batches.steps_per_epoch,
@@ -231,33 +286,56 @@ class Run:
             "unreadable": len(self.unreadable),
         }
         self.loss_sum = 0.0
+        self.evaluation_due = False
         self.display.epoch(self._epoch_name(), values)
         if best:
             self.best_top1 = evaluation.top1
             if self.processes.is_main:
-                self.trainer.require_finite_weights()
+                self._refuse_spoiled_weights()
                 self.folder.write("best", self.trainer.steps_done, self.trainer.result)
         return values
 
     def evaluate(self) -> Evaluation:
         """The network to keep, on all validation images."""
-        transform = evaluation_transform(self.size, self.recipe.evaluation_crop, self.recipe.interpolation)
+        transform = evaluation_transform(
+            self.settings.image_size, self.recipe.evaluation_crop, self.recipe.interpolation
+        )
         images = EvaluationImages(self.data.validation, transform, self.options.unreadable)
         size = self.recipe.batch_size // self.processes.world_size // self.parts
         count = len(self.data.validation.labels)
         loader = evaluation_loader(images, count, size, self.workers, self.processes)
-        evaluation = evaluate(self.trainer.result, read_batches(loader), self.processes, self.recipe.precision)
+        with closing(read_batches(loader)) as batches:
+            watched = self._until_asked_to_end(batches)
+            evaluation = evaluate(self.trainer.result, watched, self.processes, self.recipe.precision)
         for problem in evaluation.unreadable:
             self._note_unreadable(problem)
         return evaluation
 
+    def _until_asked_to_end(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """One process leaves an evaluation at any batch. Several could not agree on one, so they finish it."""
+        for batch in batches:
+            if self.termination.asked and self.processes.world_size == 1:
+                raise _EvaluationLeft
+            yield batch
+
+    def _refuse_spoiled_weights(self) -> None:
+        """They must not replace a good checkpoint."""
+        name = self.trainer.spoiled_weight()
+        if name is not None:
+            raise TrainingError(
+                f"after step {self.trainer.steps_done}, {name} is not finite; {self.folder.kept()}. "
+                "A smaller learning_rate, a longer warm-up or clip_norm may help"
+            )
+
     def _write_last(self) -> None:
         if not self.processes.is_main:
             return
-        self.trainer.require_finite_weights()
+        self._refuse_spoiled_weights()
         state = {
             "trainer": self.trainer.state_dict(),
+            "losses": [float(loss) for loss in self.losses],
             "loss_sum": self.loss_sum,
+            "evaluation_due": self.evaluation_due,
             "best_top1": self.best_top1,
             "unreadable": sorted(self.unreadable),
         }
@@ -268,3 +346,20 @@ def _training_split(data: DataSet) -> Images:
     if data.train is None:
         raise DataError(f"{data.name} has no training images, only some to evaluate on")
     return data.train
+
+
+def _steps_done(state: dict[str, Any] | None, folder: RunFolder) -> int:
+    """How far a checkpoint is; 0 if there is none."""
+    if state is None:
+        return 0
+    trainer = state.get("trainer")
+    steps = trainer.get("steps_done") if isinstance(trainer, dict) else None
+    if type(steps) is not int or steps < 0:
+        raise CheckpointError(
+            f"{folder.path / 'last' / STATE_FILE} is not the state of a run: it does not say its step"
+        )
+    return steps
+
+
+class _EvaluationLeft(Exception):
+    """SIGTERM came while the epoch was evaluated."""

@@ -1,65 +1,116 @@
 """What a run leaves on disk, written so that a kill at any moment, or a full disk, loses nothing that was there.
 
-    OUTPUT/run.json        what is trained, and how: the resolved recipe
+    OUTPUT/run.json        what is trained, and how: the settings of the run, with the resolved recipe
     OUTPUT/metrics.jsonl   one line per report, one per epoch
     OUTPUT/last, best      the newest and the best network, readable by `kernelwarehouse.load`; in `last` also
                            training.pt, the rest of the state
     OUTPUT/report.html     when the run is through
 
 `last` and `best` are symbolic links into `.versions`: a checkpoint is written and synced there under a name of its own,
-and then the link is replaced in one step.
+and then the link is replaced in one step. They are the only links: a folder in which anything else of the above is one
+is refused, so that nothing outside is written to or removed.
 """
 
-import json
 import os
+import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from kernelwarehouse._files import replace_link, replacing, sync_file, sync_folder, write_file
 from kernelwarehouse.errors import CheckpointError, TrainingError
 from kernelwarehouse.saving.checkpoint import save
+from kernelwarehouse.training.folder_lock import HOLDER_FILE, LOCK_FILE, locked
+from kernelwarehouse.training.settings import RunSettings
 
+SETTINGS_FILE = "run.json"
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
 STATE_FILE = "training.pt"
 VERSIONS = ".versions"
 Slot = Literal["last", "best"]
+SLOTS: tuple[Slot, ...] = get_args(Slot)
 
 
 class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.settings_path = self.path / "run.json"
-        self.metrics_path = self.path / "metrics.jsonl"
+        self.settings_path = self.path / SETTINGS_FILE
+        self.metrics_path = self.path / METRICS_FILE
 
-    def claim(self, settings: dict[str, Any]) -> None:
-        """Take the folder for a run with these settings: a new run, or the same one again."""
-        self.path.mkdir(parents=True, exist_ok=True)
+    @contextmanager
+    def claimed(self, settings: RunSettings) -> Iterator[None]:
+        """Have the folder to oneself for a run with these settings: a new run, or the same one again."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrainingError(f"{self.path} cannot be made a folder for the run: {error}") from error
+        self._refuse_links()
+        with locked(self.path):
+            self._store_or_compare(settings)
+            yield
+
+    def _store_or_compare(self, settings: RunSettings) -> None:
         if not self.settings_path.exists():
-            write_aside(self.settings_path, json.dumps(settings, indent=1) + "\n")
+            if any((self.path / slot).is_symlink() for slot in SLOTS):
+                raise TrainingError(
+                    f"{self.path} has checkpoints but no {SETTINGS_FILE}, so nobody can tell which run they belong to; "
+                    f"put {SETTINGS_FILE} back, or use another --output (with --from {self.path / 'last'} to start "
+                    "from the weights)"
+                )
+            try:
+                write_file(self.settings_path, settings.to_json())
+            except OSError as error:
+                raise TrainingError(f"{self.settings_path} cannot be written: {error}") from error
             return
-        different = [
-            f"{name}: there {theirs!r}, now {ours!r}"
-            for name, theirs, ours in _differences(self.read_settings(), json.loads(json.dumps(settings)))
-        ]
+        stored = self.read_settings()
+        different = settings.differences(stored)
         if different:
             raise TrainingError(
                 f"{self.path} holds a run with other settings ({'; '.join(different)}); "
                 "use the same settings to go on with it, or another --output"
             )
-
-    def read_settings(self) -> dict[str, Any]:
-        try:
-            return json.loads(self.settings_path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
+        different = settings.data_differences(stored)
+        if different:
             raise TrainingError(
-                f"{self.path} is not the folder of a run: it has no {self.settings_path.name}"
-            ) from error
-        except json.JSONDecodeError as error:
-            raise TrainingError(f"{self.settings_path} is damaged: {error}") from error
+                f"{self.path} holds a run on other data, of the same name {settings.data} ({'; '.join(different)}); "
+                "use the same data to go on with it, or another --output"
+            )
+
+    def _refuse_links(self) -> None:
+        for name in (SETTINGS_FILE, METRICS_FILE, TENSORBOARD, VERSIONS, LOCK_FILE, HOLDER_FILE):
+            if (self.path / name).is_symlink():
+                raise TrainingError(
+                    f"{self.path / name} is a symbolic link to {os.readlink(self.path / name)}; links are refused, "
+                    "since a run writes and removes nothing outside its folder: use another --output"
+                )
+        for slot in SLOTS:
+            link = self.path / slot
+            target = os.readlink(link) if link.is_symlink() else None
+            if target is None and not link.exists():
+                continue
+            if target is None or Path(target).parent != Path(VERSIONS) or not _is_version(Path(target).name, slot):
+                what = f"a symbolic link to {target}" if target is not None else "no symbolic link"
+                raise TrainingError(
+                    f"{link} is {what}; a run leaves there a link to {VERSIONS}/{slot}-..., and goes on from nothing "
+                    f"else: use another --output (with --from {link} to start from the weights)"
+                )
+
+    def read_settings(self) -> RunSettings:
+        try:
+            text = self.settings_path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise TrainingError(f"{self.path} is not the folder of a run: it has no {SETTINGS_FILE}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise TrainingError(f"{self.settings_path} cannot be read: {error}") from error
+        return RunSettings.from_json(text, str(self.settings_path))
 
     def network(self) -> Path:
         """The best network if there is one, else the newest."""
@@ -68,80 +119,60 @@ class RunFolder:
                 return self.path / slot
         raise TrainingError(f"{self.path} has no checkpoint yet: neither best nor last")
 
+    def kept(self, slot: Slot = "last") -> str:
+        """What an error can say about the checkpoint that there is."""
+        path = self.path / slot
+        return f"the last good checkpoint is kept in {path}" if path.exists() else "there is no checkpoint yet"
+
     def write(self, slot: Slot, step: int, network: nn.Module, state: dict[str, Any] | None = None) -> None:
         """Replace a slot by this network, and the state to resume from. The old content stays until the new is safe."""
+        self._refuse_links()
         versions = self.path / VERSIONS
         version = versions / f"{slot}-{step:09d}-{time.time_ns()}"
         try:
-            versions.mkdir(parents=True, exist_ok=True)
+            version.mkdir(parents=True)
             save(network, version)
             if state is not None:
-                torch.save(state, version / STATE_FILE)
-            _sync(version)
-            link = versions / f"{slot}.link"
-            link.unlink(missing_ok=True)
-            link.symlink_to(Path(VERSIONS) / version.name)
-            os.replace(link, self.path / slot)
-            _sync_folder(self.path)
+                with replacing(version / STATE_FILE) as aside:
+                    torch.save(state, aside)
+            for file in version.iterdir():
+                sync_file(file)
+            sync_folder(version)
+            sync_folder(versions)
+            replace_link(self.path / slot, Path(VERSIONS) / version.name)
         # Failed writes are OSErrors in Python, RuntimeErrors in torch.save and SafetensorErrors in safetensors.
         except (OSError, RuntimeError, SafetensorError, CheckpointError) as error:
             shutil.rmtree(version, ignore_errors=True)
-            kept = (
-                f"the one before is intact in {self.path / slot}"
-                if (self.path / slot).exists()
-                else "there is none yet"
-            )
             free = shutil.disk_usage(self.path).free / 1e6
             raise TrainingError(
-                f"the checkpoint of step {step} could not be written to {version} ({error}); {kept}. "
+                f"the checkpoint of step {step} could not be written to {version} ({error}); {self.kept(slot)}. "
                 f"{free:,.0f} MB are free there: make room and start the same command again"
             ) from error
-        for old in versions.glob(f"{slot}-*"):
-            if old != version:
+        for old in versions.iterdir():
+            if old != version and _is_version(old.name, slot) and old.is_dir() and not old.is_symlink():
                 shutil.rmtree(old, ignore_errors=True)
 
     def read_state(self) -> dict[str, Any] | None:
         """The state to resume from, or nothing if the run has not got that far."""
-        path = self.path / "last" / STATE_FILE
-        if not path.exists():
+        last = self.path / "last"
+        if not last.is_symlink() and not last.exists():
             return None
+        path = last / STATE_FILE
+        if not path.exists():
+            missing = path if last.exists() else f"{last} points to {os.readlink(last)}, which"
+            weights = f"; --from {last} with another --output starts from its weights" if last.exists() else ""
+            raise CheckpointError(
+                f"{missing} is missing, and without it the run cannot go on; put it back, or remove {last} to start "
+                f"the run anew{weights}"
+            )
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load fails in many ways on a damaged file, and each means the same here
-            raise CheckpointError(f"{path} is damaged ({error}); remove {path.parent} to start anew") from error
+            raise CheckpointError(f"{path} is damaged ({error}); remove {last} to start the run anew") from error
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{path} does not hold the state of a run; remove {last} to start the run anew")
+        return state
 
 
-def write_aside(path: Path, text: str) -> None:
-    """Write a file so that readers, and kills, see either the old or the new content."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    found: list[tuple[str, Any, Any]] = []
-    for name in sorted(theirs.keys() | ours.keys()):
-        there, here = theirs.get(name), ours.get(name)
-        if isinstance(there, dict) and isinstance(here, dict):
-            found += _differences(there, here, f"{prefix}{name}.")
-        elif there != here:
-            found.append((f"{prefix}{name}", there, here))
-    return found
+def _is_version(name: str, slot: Slot) -> bool:
+    return re.fullmatch(rf"{slot}-\d{{9,}}-\d+", name) is not None

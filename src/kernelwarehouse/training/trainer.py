@@ -119,13 +119,10 @@ class Trainer:
             self.scaler.scale(loss).backward()
         return loss.detach()
 
-    def require_finite_weights(self) -> None:
-        """A step can spoil the weights though its loss was finite; such weights must not replace a good checkpoint."""
-        for name, parameter in self.model.named_parameters():
-            if not parameter.isfinite().all():
-                raise TrainingError(
-                    f"after step {self.steps_done}, {name} is not finite; the checkpoint before is kept"
-                )
+    def spoiled_weight(self) -> str | None:
+        """The first weight that is not finite. A step can spoil weights though its loss was finite."""
+        names = (name for name, parameter in self.model.named_parameters() if not parameter.isfinite().all())
+        return next(names, None)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -149,5 +146,5 @@ class Trainer:
             if self.temperature is not None:
                 self.temperature.load_state_dict(state["temperature"])
             self.steps_done = state["steps_done"]
-        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+        except Exception as error:  # optimisers and schedules fail in many ways on a state that is not theirs
             raise CheckpointError(f"the saved state does not fit this network and recipe: {error}") from error
