@@ -111,7 +111,8 @@ def test_docstrings_speak_of_every_argument_and_of_errors(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", public_functions_and_classes())
-def test_examples_in_docstrings_run(name: str) -> None:
+def test_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     found = doctest.DocTestFinder(recurse=False).find(public_functions_and_classes()[name], name, globs={})
     runner = doctest.DocTestRunner(verbose=False)
     for example in found:

@@ -9,8 +9,11 @@ import pytest
 import kernelwarehouse as kw
 from kernelwarehouse import _extras
 from kernelwarehouse.compare.plot import check_plot
+from kernelwarehouse.data import open_dataset
 from kernelwarehouse.errors import MissingExtraError
 from kernelwarehouse.report.page import Page, Table, render
+from kernelwarehouse.training.api import train
+from kernelwarehouse.training.recipe import load_recipe
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGE_OF = {"PIL": "pillow"}
@@ -41,6 +44,9 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_extras_are_errors_that_say_how_to_install_them(tmp_path: Path) -> None:
     with pytest.raises(MissingExtraError, match=r"a plot needs matplotlib.*pip install 'kernelwarehouse\[compare\]'"):
         check_plot(tmp_path / "plot.png")
+    with pytest.raises(MissingExtraError, match=r"training needs .*tensorboard.*'kernelwarehouse\[train\]'"):
+        train("resnet18", open_dataset("embedded"), load_recipe("small"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     nothing = Table([], [])
     with pytest.raises(MissingExtraError, match=r"jinja2.*pip install 'kernelwarehouse\[train\]'"):
         render(Page("", "", nothing, [], [], nothing))

@@ -27,7 +27,7 @@ def refuse_second_derivative() -> None:
     if torch.is_grad_enabled():
         raise StrategyError(
             "backward with create_graph=True reached a layer evaluated by a strategy that cannot be differentiated "
-            'twice; run the forward pass inside `with kernelwarehouse.assemble.force("plain"):`'
+            'twice; run the forward pass inside `with kernelwarehouse.force("plain"):`'
         )
 
 

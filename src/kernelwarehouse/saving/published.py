@@ -33,7 +33,16 @@ _ATTENTION = {"fc1": "fc1", "norm1": "norm", "fc2": "fc2", "fc3": "basis"}
 def load_published(name: str, source: str | os.PathLike[str] | Mapping[str, Any]) -> nn.Module:
     """A model of the authors' release, from its checkpoint file or state dict, at temperature 0 in evaluation mode.
 
-    `name` is the published one; the model for it is `PUBLISHED[name]`.
+    Files are read with `weights_only=True`: nothing in them is run.
+
+    Arguments:
+        name: the published one, such as `"kw1x_resnet18"`; `"kw1x_convnext_tiny"` is our
+            `kw1x_convnext_tiny_published`.
+        source: the path of a checkpoint, or its state dict, with or without a dictionary around it.
+
+    Raises:
+        UnknownPresetError: for a name that was not published.
+        CheckpointError: for a file that is damaged, no checkpoint, or one of another network.
     """
     if name not in PUBLISHED:
         near = difflib.get_close_matches(name, PUBLISHED, n=3)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from kernelwarehouse._extras import require
 from kernelwarehouse.data.images import DataSet
 from kernelwarehouse.errors import DataError, UnreadableImageError
 from kernelwarehouse.training.distributed import join_processes
@@ -28,6 +29,7 @@ def train(
 ) -> RunFolder:
     """Train the network `name` and leave everything in `output`. The same call again resumes the run, or finds it
     finished. `arguments` go to the network's maker; `weights` is a folder of `kernelwarehouse.save` to start from."""
+    require("train", "training")  # now, and not when the report is to be written, hours later
     options = options or RunOptions()
     folder = RunFolder(output)
     size = recipe.image_size or own_image_size(data, options.unreadable)

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
 from kernelwarehouse._files import write_file
 from kernelwarehouse.errors import TrainingError
 from kernelwarehouse.training.run_folder import TENSORBOARD, RunFolder
@@ -15,6 +13,8 @@ class MetricsLog:
     """Appends to `metrics.jsonl` and `tensorboard/`. A resumed run first drops what lies after its checkpoint."""
 
     def __init__(self, folder: RunFolder, resumed_at: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # an extra, which `train` has asked for
+
         self._path = folder.metrics_path
         kept = [line for line in read_metrics(self._path) if line["step"] <= resumed_at]
         write_file(self._path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -52,8 +52,22 @@ def find_preset(name: str) -> Preset | PeerPreset:
 
 
 def create_model(name: str, **kwargs: Any) -> nn.Module:
-    """A network of the paper, new. Keywords such as `num_classes`, `in_chans`, `drop_path_rate` or `features_only`
-    go to timm's backbone."""
+    """A network of the paper, new, at temperature 1; `timm.create_model` builds the same.
+
+    Arguments:
+        name: a preset, as `kernelwarehouse zoo` lists them.
+        kwargs: go to timm's backbone: `num_classes`, `in_chans`, `drop_path_rate`, `features_only`, ...
+
+    Raises:
+        UnknownPresetError: for a name that is no preset; it suggests the nearest.
+        ConfigError: for arguments that the backbone does not take, and for `pretrained=True`.
+
+    Example:
+        >>> import torch, kernelwarehouse as kw
+        >>> model = kw.create_model("kw1x_mobilenetv2_050", num_classes=10)
+        >>> model(torch.randn(2, 3, 64, 64)).shape
+        torch.Size([2, 10])
+    """
     preset = find_preset(name)
     kwargs = {key: value for key, value in kwargs.items() if value is not None}
     if kwargs.pop("pretrained", False):
