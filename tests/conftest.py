@@ -1,13 +1,28 @@
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from kernelwarehouse._bfloat16 import VARIABLE, require_computable
+from kernelwarehouse.assemble.build import load_native
 from kernelwarehouse.data import ArrayImages, DataSet
 from tiny_things import striped_arrays
 
-torch.set_num_threads(1)  # the suite runs one process per core
+# The suite runs one process per core.
+torch.set_num_threads(int(os.environ.get("KERNELWAREHOUSE_TEST_THREADS", "1")))
+
+
+def pytest_configure() -> None:
+    """Where bfloat16 needs help from the environment, it has to come before torch multiplies. Workers inherit it."""
+    require_computable(torch.device("cpu"), torch.bfloat16)
+
+
+def pytest_report_header() -> str:
+    capped = f"{VARIABLE}={os.environ[VARIABLE]}" if VARIABLE in os.environ else "all instructions"
+    compiled = "compiled kernels" if load_native() else "no compiled kernels"
+    return f"kernelwarehouse: {compiled}, {torch.get_num_threads()} threads, oneDNN with {capped}"
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from kernelwarehouse.data.images import DataSet
 from kernelwarehouse.errors import DataError
 from kernelwarehouse.training.distributed import join_processes
 from kernelwarehouse.training.network import build_network
+from kernelwarehouse.training.precision import require_precision
 from kernelwarehouse.training.progress import Display
 from kernelwarehouse.training.recipe import Recipe
 from kernelwarehouse.training.run import Run, RunOptions
@@ -39,6 +40,7 @@ def train(
         "recipe": recipe.as_dict(),
     }
     with join_processes(device) as processes:
+        require_precision(processes.device, recipe.precision)
         display = Display(silent=not processes.is_main)
         model = build_network(name, recipe, len(data.classes), seed=options.seed, arguments=arguments, weights=weights)
         run = Run(
