@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernelwarehouse.assemble import native
 from kernelwarehouse.assemble.branch import fused_coefficients
-from kernelwarehouse.assemble.choose import forced
+from kernelwarehouse.assemble.choose import forced, recorded
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.plain import apply_kernels, apply_static
 from kernelwarehouse.attention import Attention
@@ -76,6 +76,8 @@ class Prepared:
         """Whether the basis is to be used for this input, gradients aside."""
         if torch.compiler.is_compiling() or forced() is not None or torch.is_autocast_enabled(x.device.type):
             return False
+        if recorded():
+            return False  # a trace would keep the basis, and the size of this batch
         if x.dtype != self.basis.dtype or x.device != self.basis.device or x.numel() == 0:
             return False
         return saved_seconds(x.shape[0], attention, geometry) > 0 and self.fresh()
