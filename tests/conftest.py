@@ -10,8 +10,8 @@ from kernelwarehouse.assemble.build import load_native
 from kernelwarehouse.data import ArrayImages, DataSet
 from tiny_things import striped_arrays
 
-# The suite runs one process per core.
-torch.set_num_threads(int(os.environ.get("KERNELWAREHOUSE_TEST_THREADS", "1")))
+THREADS = int(os.environ.get("KERNELWAREHOUSE_TEST_THREADS", "1"))  # the suite runs one process per core
+torch.set_num_threads(THREADS)
 
 
 def pytest_configure() -> None:
@@ -26,8 +26,10 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _same_start() -> None:
+    """Every test begins alike, whatever the one before it has left."""
     torch.manual_seed(0)
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(scope="session")

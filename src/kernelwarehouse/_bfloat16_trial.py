@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 
-
 def leave_no_core() -> None:
     """Files with the memory of processes that die are a thing of Unix, and so is this module."""
     with contextlib.suppress(ImportError):

@@ -20,7 +20,7 @@ print("loaded", load_native(), tuple(out[1].shape))
 def _run(**environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "KERNELWAREHOUSE_NATIVE": "1", **environment},
         capture_output=True,
         text=True,
         check=True,
