@@ -116,6 +116,17 @@ def test_healthy_machine_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("new_process")
+def test_where_no_process_can_be_started_one_line_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "no-such-python")
+    for _ in range(2):
+        require_computable(CPU, torch.bfloat16)
+    (record,) = caplog.records
+    assert "no-such-python" in record.getMessage()
+
+
+@pytest.mark.usefixtures("new_process")
 def test_nothing_is_tried_for_other_types_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_bfloat16, "TRIAL", _trial(tmp_path, "raise SystemExit(1)"))
     require_computable(CPU, torch.float32)

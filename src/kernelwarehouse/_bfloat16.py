@@ -84,9 +84,14 @@ def _fault(cap: str | None) -> str | None:
     if cap is not None:
         environment[VARIABLE] = cap
     # -P: the folder of the trial holds this library's modules, which are not to be taken for others.
-    child = subprocess.run(
-        [sys.executable, "-P", str(TRIAL)], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-P", str(TRIAL)]
+    try:
+        child = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        _log.warning("no process to try bfloat16 in could be started, and it is taken to work: %s", error)
+        return None
     if child.returncode == 0:
         return None
     if child.returncode < 0:
