@@ -4,7 +4,7 @@ PYTHON ?= python3
 READY := $(VENV)/.ready
 RUN := $(VENV)/bin/python
 
-.PHONY: setup demo test lint browser docs clean
+.PHONY: setup demo test test-variants lint browser docs clean
 
 setup: $(READY)
 
@@ -29,6 +29,15 @@ browser:
 
 test: lint browser
 	$(VENV)/bin/pytest --numprocesses 2
+
+# The same tests as other machines would run them. Each takes as long as `make test`.
+VARIANTS := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 KERNELWAREHOUSE_NATIVE=0 OMP_NUM_THREADS=1 KERNELWAREHOUSE_TEST_THREADS=2
+
+test-variants: $(READY) browser
+	@failed=; empty=$$(mktemp -d); \
+	for variant in $(VARIANTS) "CXX=no-such-compiler TORCH_EXTENSIONS_DIR=$$empty"; do \
+		echo "== $$variant"; env $$variant $(VENV)/bin/pytest --numprocesses 2 || failed="$$failed [$$variant]"; \
+	done; rm -r $$empty; [ -z "$$failed" ] || { echo "failed with$$failed"; exit 1; }
 
 docs: $(READY)
 	$(RUN) scripts/draw_method.py

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "src" / "kernelwarehouse"
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 ENTRANCES = ("__init__", "__main__", "cli", "demo")
 """What nothing else imports: they are the ways in."""
-EVERYWHERE = ("_extras", "_files", "_terminal", "_version", "errors")
+EVERYWHERE = ("_bfloat16", "_bfloat16_trial", "_extras", "_files", "_terminal", "_version", "errors")
 WIDTH = 12
 
 Graph = dict[str, set[str]]

@@ -5,18 +5,34 @@ import numpy as np
 import pytest
 import torch
 
+from kernelwarehouse._bfloat16 import VARIABLE, require_computable
+from kernelwarehouse.assemble.build import load_native
 from kernelwarehouse.data import ArrayImages, DataSet
 from tiny_things import striped_arrays
 
 # The suite's own compiled kernels: kept between runs, and neither from the user's cache nor in it.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "kernels"))
 
-torch.set_num_threads(1)  # the suite runs one process per core
+THREADS = int(os.environ.get("KERNELWAREHOUSE_TEST_THREADS", "1"))  # the suite runs one process per core
+torch.set_num_threads(THREADS)
+
+
+def pytest_configure() -> None:
+    """Where bfloat16 needs help from the environment, it has to come before torch multiplies. Workers inherit it."""
+    require_computable(torch.device("cpu"), torch.bfloat16)
+
+
+def pytest_report_header() -> str:
+    capped = f"{VARIABLE}={os.environ[VARIABLE]}" if VARIABLE in os.environ else "all instructions"
+    compiled = "compiled kernels" if load_native() else "no compiled kernels"
+    return f"kernelwarehouse: {compiled}, {torch.get_num_threads()} threads, oneDNN with {capped}"
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _same_start() -> None:
+    """Every test begins alike, whatever the one before it has left."""
     torch.manual_seed(0)
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(scope="session")

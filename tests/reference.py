@@ -36,8 +36,8 @@ def fill(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(np.asarray(values, dtype=np.float32))
 
 
-def standard_normal(seed: int, shape: tuple[int, ...]) -> Tensor:
-    return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape).astype(np.float32))
+def standard_normal(seed: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape)).to(dtype)
 
 
 def read_json(name: str) -> dict[str, Any]:

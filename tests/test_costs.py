@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import kernelwarehouse as kw
+from compiled_kernels import CAN_BE, pretend
 from kernelwarehouse.assemble import force
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.costs import explain
@@ -26,12 +27,16 @@ def _model() -> nn.Module:
     return kw.convert(model, kw.plan(model, WarehouseConfig(budget=2)))
 
 
-def test_layers_strategies_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("compiled", CAN_BE)
+def test_layers_strategies_and_counts(
+    compiled: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, compiled)
     costs = {cost.layer: cost for cost in explain(_model(), torch.randn(2, 3, 8, 8))}
     printed = capsys.readouterr().out
     assert list(costs) == ["1", "2", "4", "6"]
     assert all(name in printed for name in ("layer", "strategy", "why", "mixing", "product"))
-    assert costs["2"].strategy == "depthwise"
+    assert costs["2"].strategy == ("depthwise" if compiled else "plain")
     # Two samples, 36 output positions, 9 kernel positions of 16 x 16 channels; mixed from all cells of the warehouse.
     assert costs["1"].product == 2 * 36 * 9 * 16 * 16
     cells = len(_model()[1].warehouse.cells)

@@ -80,6 +80,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+def test_all_kinds_of_errors_are_public() -> None:
+    kinds = {name for name, value in vars(kernelwarehouse.errors).items() if _is_error(value)}
+    assert kinds <= set(kernelwarehouse.__all__)
+
+
 def test_every_public_name_is_documented() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     missing = [name for name in kernelwarehouse.__all__ if f"`{name}" not in text and f"`kw.{name}" not in text]

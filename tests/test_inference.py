@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import kernelwarehouse as kw
+from compiled_kernels import CAN_BE, pretend
 from kernelwarehouse.assemble import force, hidden, native
 from kernelwarehouse.assemble.hidden import Prepared, make_basis
 from kernelwarehouse.config import WarehouseConfig
@@ -57,20 +58,23 @@ def _layers() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     }
 
 
+@pytest.mark.parametrize("compiled", CAN_BE)
 @pytest.mark.parametrize("name", _layers())
 @torch.no_grad()
-def test_basis_gives_what_the_cells_give(name: str) -> None:
+def test_basis_gives_what_the_cells_give(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, compiled)
     layer, shape = _layers()[name]
     _trained(layer)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
-    assert (native.obstacle(x, layer.geometry) is None) == name.startswith("native")
+    fused = native.obstacle(x, layer.geometry) is None
+    assert fused == (compiled and name.startswith("native"))
     with force("plain"):
         expected = layer.double()(x.double())
         layer.float()
     pooled = x.mean(1) if isinstance(layer, Linear) else x.flatten(2).mean(2)
     prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry)
     v, scale = hidden._coefficients(layer.attention, pooled)
-    if name.startswith("native"):
+    if fused:
         out = native.forward_basis(x, v, scale, prepared.basis, layer.geometry)
     else:
         out = hidden._forward(x, v, scale, prepared.basis, layer.geometry)

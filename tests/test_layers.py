@@ -11,8 +11,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import kernelwarehouse as kw
+from compiled_kernels import CAN_BE, pretend
 from kernelwarehouse import layers
-from kernelwarehouse.assemble import force
+from kernelwarehouse.assemble import choose, force
+from kernelwarehouse.errors import StrategyError
+from kernelwarehouse.inference import prepare_inference
 from reference import relative_error
 
 TORCH = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -249,14 +252,41 @@ def test_float64_stays_float64_under_autocast() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kernel", "groups"), [(3, 1), (1, 1), (3, 16)])
-def test_traced_layers_take_any_batch(kernel: int, groups: int) -> None:
-    torch.manual_seed(0)
-    conv = layers.Conv2d(16, 16, kernel, padding=kernel // 2, groups=groups, config=kw.WarehouseConfig(1)).eval()
-    x = torch.randn(5, 16, 8, 8)
+@pytest.mark.parametrize("compiled", CAN_BE)
+@pytest.mark.parametrize("side", [8, 24])
+@pytest.mark.parametrize(("width", "kernel", "groups"), [(16, 3, 1), (6, 3, 1), (16, 1, 1), (16, 3, 16)])
+def test_traced_layers_take_any_batch(
+    width: int, kernel: int, groups: int, side: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, compiled)
+    conv = layers.Conv2d(width, width, kernel, padding=kernel // 2, groups=groups, config=kw.WarehouseConfig(1)).eval()
+    x = torch.randn(5, width, side, side)
     with torch.no_grad():
         traced = torch.jit.trace(conv, x[:2], check_trace=False)
-        torch.testing.assert_close(traced(x), conv(x))
+        for batch in (1, 5):
+            torch.testing.assert_close(traced(x[:batch]), conv(x[:batch]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compiled", CAN_BE)
+@pytest.mark.parametrize("prepared", [False, True])
+def test_traced_layers_that_mix_through_the_hidden_vector_take_any_batch(
+    prepared: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, compiled)
+    conv = layers.Conv2d(128, 128, 3, padding=1, config=kw.WarehouseConfig(16)).eval()
+    conv.attention.set_temperature(0.0)
+    x = torch.randn(64, 128, 2, 2)
+    assert choose(x, conv.geometry, conv.attention).strategy == "hidden"
+    if prepared:
+        assert prepare_inference(conv, batch=64).layers
+    with torch.no_grad():
+        traced = torch.jit.trace(conv, x[:48], check_trace=False)
+        with force("plain"):
+            expected = conv(x)
+        torch.testing.assert_close(traced(x), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(StrategyError, match="size of this batch"), force("hidden"), torch.no_grad():
+        torch.jit.trace(conv, x[:48], check_trace=False)
 
 
 @pytest.mark.parametrize("way", ["grouped", "hidden", "matmul", "native"])

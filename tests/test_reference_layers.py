@@ -1,4 +1,4 @@
-"""Layers against the numbers of the authors' code."""
+"""Layers against the numbers of the authors' code, in float64: rounding is then far below what is asked."""
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from reference import fill, read_arrays, read_json, relative_error, standard_nor
 
 CASES = read_json("layers.json")
 NUMBERS = read_arrays("layers.npz")
+TOLERANCE = 1e-10
 PARTS = {"fc1": "fc1", "norm1": "norm", "fc2": "fc2", "fc3": "basis"}
 
 
@@ -31,7 +32,7 @@ def build(case: dict) -> nn.Module:
         norm=case["norm"],
         groups={"all": [str(index) for index in range(len(layers))]},
     )
-    model = nn.Sequential(*layers)
+    model = nn.Sequential(*layers).double()
     converted = kw.convert(model, kw.plan(model, config))
     state = converted.state_dict()
     filled = {our_name(key): fill(key, tuple(shape)) for key, shape in case["keys"].items()}
@@ -62,19 +63,19 @@ def case(request: pytest.FixtureRequest) -> str:
 def test_outputs_in_evaluation(case: str, tau: float) -> None:
     model = build(CASES[case]).eval()
     kw.set_temperature(model, tau)
-    output = model(standard_normal(1, CASES[case]["input"]))
-    assert relative_error(output, NUMBERS[f"{case}/eval/{tau}/output"]) < 1e-5
+    output = model(standard_normal(1, CASES[case]["input"], torch.float64))
+    assert relative_error(output, NUMBERS[f"{case}/eval/{tau}/output"]) < TOLERANCE
 
 
 def test_outputs_and_gradients_in_training(case: str) -> None:
     model = build(CASES[case]).train()
     kw.set_temperature(model, 0.5)
-    x = standard_normal(1, CASES[case]["input"]).requires_grad_()
+    x = standard_normal(1, CASES[case]["input"], torch.float64).requires_grad_()
     output = model(x)
     prefix = f"{case}/train/0.5/"
-    assert relative_error(output, NUMBERS[prefix + "output"]) < 1e-5
-    (output * standard_normal(2, tuple(output.shape))).sum().backward()
-    assert relative_error(x.grad, NUMBERS[prefix + "grad_input"]) < 1e-4
+    assert relative_error(output, NUMBERS[prefix + "output"]) < TOLERANCE
+    (output * standard_normal(2, tuple(output.shape), torch.float64)).sum().backward()
+    assert relative_error(x.grad, NUMBERS[prefix + "grad_input"]) < TOLERANCE
     parameters = dict(model.named_parameters())
     checked = set()
     for key, reference in NUMBERS.items():
@@ -84,7 +85,7 @@ def test_outputs_and_gradients_in_training(case: str) -> None:
             gradient = parameters[name].grad
             if summary:
                 gradient = torch.stack([gradient.sum(), gradient.abs().sum(), gradient.norm()])
-            assert relative_error(gradient.reshape(reference.shape), reference) < 1e-4, tensor
+            assert relative_error(gradient.reshape(reference.shape), reference) < TOLERANCE, tensor
             checked.add(name)
     assert checked == set(parameters)
 

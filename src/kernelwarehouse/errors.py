@@ -49,6 +49,10 @@ class StrategyError(KernelWarehouseError):
     """An evaluation strategy that does not exist, or that cannot do what is asked of it."""
 
 
+class PrecisionError(KernelWarehouseError):
+    """A type of numbers that torch cannot compute in on this processor."""
+
+
 class MeasurementError(KernelWarehouseError):
     """A measurement that could not be taken."""
 

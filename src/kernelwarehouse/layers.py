@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernelwarehouse._bfloat16 import require_computable
 from kernelwarehouse.assemble import Geometry, evaluate, evaluate_factored, mixes_through_hidden
 from kernelwarehouse.assemble.branch import attend
 from kernelwarehouse.assemble.hidden import Prepared
@@ -83,6 +84,7 @@ class WarehouseLayer(nn.Module):
 
     def _evaluate(self, x: Tensor, seen: Tensor) -> Tensor:
         """`x` as `Geometry` wants it; `seen` is what the attention looks at."""
+        require_computable(x.device, x.dtype)
         cells = self.warehouse.cells
         if self.prepared is not None:
             out = self.prepared.evaluate(x, seen, self.attention, cells, self.geometry)

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from compiled_kernels import COMPILED
 from kernelwarehouse.assemble import force
-from kernelwarehouse.assemble.branch import fused_attention, fused_coefficients
+from kernelwarehouse.assemble.branch import attend, fused_attention, fused_coefficients
+from kernelwarehouse.assemble.hidden import _coefficients
 from kernelwarehouse.attention import Attention, AttentionShape
 from kernelwarehouse.attention_functions import normaliser
 from kernelwarehouse.config import WarehouseConfig
@@ -31,24 +33,27 @@ def _attention(tau: float, **changes: object) -> Attention:
 @torch.no_grad()
 def test_same_weights(tau: float, batch: int) -> None:
     attention, pooled = _attention(tau), torch.randn(batch, 12)
-    fused = fused_attention(attention, pooled)
-    assert fused is not None
-    with force("plain"):
-        torch.testing.assert_close(fused, attention(pooled), rtol=1e-5, atol=1e-6)
+    wanted = _attention(tau).double()(pooled.double())
+    torch.testing.assert_close(attend(attention, pooled), wanted.float(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("space", [(1,), (7, 7), (56, 57), (3, 5, 4)])
 @torch.no_grad()
 def test_means_over_positions(space: tuple[int, ...]) -> None:
     attention, x = _attention(0.0), torch.randn(2, 12, *space) + 100  # an offset that careless sums would lose
-    exact = _attention(0.0).double()
-    with force("plain"):
-        wanted = exact(x.double())
+    wanted = _attention(0.0).double()(x.double())
     last = x.movedim(1, -1).contiguous().movedim(-1, 1)
     for given in (x, last, torch.stack([x, x], -1)[..., 0]):
-        fused = fused_attention(attention, given)
-        assert fused is not None
-        torch.testing.assert_close(fused, wanted.float(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(attend(attention, given), wanted.float(), rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_one_call_is_made_where_there_are_compiled_kernels() -> None:
+    attention, pooled = _attention(0.0), torch.randn(4, 12)
+    assert (fused_attention(attention, pooled) is not None) == COMPILED
+    assert (fused_coefficients(attention, pooled) is not None) == COMPILED
+    with force("plain"):
+        assert fused_attention(attention, pooled) is None
 
 
 @torch.no_grad()
@@ -68,8 +73,7 @@ def test_zero_logits_give_no_nan() -> None:
 @torch.no_grad()
 def test_coefficients() -> None:
     attention, pooled = _attention(0.0), torch.randn(4, 12)
-    coefficients = fused_coefficients(attention, pooled)
-    assert coefficients is not None
+    coefficients = _coefficients(attention, pooled)
     hidden = attention.hidden(pooled)
     torch.testing.assert_close(coefficients[0], torch.cat([hidden, torch.ones(4, 1)], 1), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(

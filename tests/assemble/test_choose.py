@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from compiled_kernels import pretend
 from kernelwarehouse.assemble import Geometry, choose, force, native
 from kernelwarehouse.errors import StrategyError
 from kernelwarehouse.partition import Partition
@@ -15,26 +16,37 @@ def _geometry(out: int, inside: int, kernel: int, cell: tuple[int, int], groups:
     return Geometry(partition, (1, 1), (kernel // 2,) * 2, (1, 1), groups)
 
 
+@pytest.mark.parametrize("available", [True, False])
 @pytest.mark.parametrize(
-    ("geometry", "shape", "strategy"),
+    ("geometry", "shape", "compiled", "pure"),
     [
-        (_geometry(32, 16, 3, (16, 16)), (2, 16, 8, 8), "native"),
-        (_geometry(32, 16, 1, (16, 16)), (2, 16, 20, 20), "native"),
-        (_geometry(32, 16, 1, (16, 16)), (8, 16, 40, 40), "pointwise"),
-        (_geometry(32, 16, 1, (8, 16)), (2, 16, 8, 8), "pointwise"),
-        (_geometry(6, 3, 3, (3, 3)), (2, 3, 8, 8), "matmul"),
-        (_geometry(6, 3, 3, (3, 3)), (2, 3, 40, 40), "grouped"),
-        (_geometry(16, 1, 3, (8, 1), groups=16), (2, 16, 8, 8), "depthwise"),
-        (replace(_geometry(16, 1, 3, (8, 1), groups=16), stride=(2, 2)), (2, 16, 8, 8), "depthwise"),
-        (replace(_geometry(16, 1, 3, (8, 1), groups=16), stride=(3, 3)), (2, 16, 8, 8), "plain"),
-        (_geometry(16, 1, 5, (8, 1), groups=16), (2, 16, 8, 8), "plain"),
-        (Geometry(Partition((6, 4), (3, 2))), (2, 5, 4), "matmul"),
-        (_geometry(32, 16, 3, (16, 16)), (0, 16, 8, 8), "plain"),
+        (_geometry(32, 16, 3, (16, 16)), (2, 16, 8, 8), "native", "matmul"),
+        (_geometry(32, 16, 3, (16, 16)), (2, 16, 40, 40), "native", "grouped"),
+        (_geometry(32, 16, 1, (16, 16)), (2, 16, 20, 20), "native", "pointwise"),
+        (_geometry(32, 16, 1, (16, 16)), (8, 16, 40, 40), "pointwise", "pointwise"),
+        (_geometry(32, 16, 1, (8, 16)), (2, 16, 8, 8), "pointwise", "pointwise"),
+        (_geometry(6, 3, 3, (3, 3)), (2, 3, 8, 8), "matmul", "matmul"),
+        (_geometry(6, 3, 3, (3, 3)), (2, 3, 40, 40), "grouped", "grouped"),
+        (_geometry(16, 1, 3, (8, 1), groups=16), (2, 16, 8, 8), "depthwise", "plain"),
+        (replace(_geometry(16, 1, 3, (8, 1), groups=16), stride=(2, 2)), (2, 16, 8, 8), "depthwise", "plain"),
+        (replace(_geometry(16, 1, 3, (8, 1), groups=16), stride=(3, 3)), (2, 16, 8, 8), "plain", "plain"),
+        (_geometry(16, 1, 5, (8, 1), groups=16), (2, 16, 8, 8), "plain", "plain"),
+        (Geometry(Partition((6, 4), (3, 2))), (2, 5, 4), "matmul", "matmul"),
+        (_geometry(32, 16, 3, (16, 16)), (0, 16, 8, 8), "plain", "plain"),
     ],
 )
-def test_choices(geometry: Geometry, shape: tuple[int, ...], strategy: str) -> None:
+def test_choices(
+    geometry: Geometry,
+    shape: tuple[int, ...],
+    compiled: str,
+    pure: str,
+    available: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With compiled kernels and without, whatever this machine has."""
+    pretend(monkeypatch, available)
     choice = choose(torch.zeros(shape), geometry)
-    assert choice.strategy == strategy
+    assert choice.strategy == (compiled if available else pure)
     assert choice.reason
 
 
@@ -47,11 +59,13 @@ def test_other_types_do_without_the_compiled_kernels() -> None:
 
 def test_force_nests_and_ends() -> None:
     geometry, x = _geometry(32, 16, 3, (16, 16)), torch.zeros(2, 16, 8, 8)
+    usual = choose(x, geometry).strategy
+    assert usual not in ("plain", "grouped")
     with force("plain"):
         with force("grouped"):
             assert choose(x, geometry).strategy == "grouped"
         assert choose(x, geometry).strategy == "plain"
-    assert choose(x, geometry).strategy == "native"
+    assert choose(x, geometry).strategy == usual
 
 
 def test_unknown_strategy_is_refused() -> None:
@@ -78,3 +92,15 @@ def test_native_where_it_cannot_be_is_refused(geometry: Geometry, why: str) -> N
     with pytest.raises(StrategyError, match=why), force("native"):
         choose(x, geometry)
     assert why in (native.obstacle(x, geometry) or "")
+
+
+@pytest.mark.parametrize(
+    ("way", "geometry"),
+    [("native", _geometry(32, 16, 3, (16, 16))), ("depthwise", _geometry(16, 1, 3, (8, 1), groups=16))],
+)
+def test_compiled_where_there_are_no_kernels_is_refused(
+    way: str, geometry: Geometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, False)
+    with pytest.raises(StrategyError, match="the kernels could not be built, or are turned off"), force(way):
+        choose(torch.zeros(2, 16, 8, 8), geometry)

@@ -11,13 +11,14 @@ from torch import Tensor, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from compiled_kernels import COMPILED
 from kernelwarehouse.assemble import Geometry, evaluate, force
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.errors import ShapeError, StrategyError
 from kernelwarehouse.layers import Conv2d
 from kernelwarehouse.partition import Partition
 
-WAYS = ["grouped", "matmul", "native"]
+WAYS = ["grouped", "matmul", *(["native"] if COMPILED else [])]
 SQUARE = Geometry(Partition((16, 8, 3, 3), (8, 8, 1, 1)), (1, 1), (1, 1), (1, 1))
 
 
@@ -66,9 +67,9 @@ def test_channels_last_and_strided_inputs(way: str) -> None:
 
 def test_channels_last_stays_channels_last_where_compiled() -> None:
     x, attention, cells = _tensors()
-    with torch.no_grad(), force("native"):
+    with torch.no_grad():
         out = evaluate(x.to(memory_format=torch.channels_last), attention, cells, SQUARE)
-    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert out.is_contiguous(memory_format=torch.channels_last) or not COMPILED
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -179,14 +180,15 @@ def test_compiles_in_one_graph() -> None:
     _close(got, expected, 1e-5)
 
 
-def test_threads_change_nothing() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_threads_change_nothing(way: str) -> None:
     x, attention, cells = _tensors(batch=5)
     before = torch.get_num_threads()
     found = []
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            out, grads = gradients("native", x, attention, cells, SQUARE)
+            out, grads = gradients(way, x, attention, cells, SQUARE)
             found.append((out, *grads))
     finally:
         torch.set_num_threads(before)

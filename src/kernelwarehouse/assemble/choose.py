@@ -86,6 +86,11 @@ def forced() -> str | None:
     return None if torch.compiler.is_compiling() else _forced.get()
 
 
+def recorded() -> bool:
+    """Whether `torch.jit.trace` writes down what is done, with sizes that Python has looked at as constants."""
+    return torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
 def mixes_through_hidden(x: Tensor, geometry: Geometry, attention: Attention) -> bool:
     """Whether a layer is to be evaluated by `evaluate_factored`, and its attention not computed."""
     if torch.compiler.is_compiling():
@@ -118,6 +123,8 @@ def choose(x: Tensor, geometry: Geometry, attention: Attention | None = None) ->
             _chosen.clear()
         choice = _rule(x, geometry)
         choice = _chosen[key] = choice if branch is None else _through_hidden(x, geometry, branch, choice)
+    if choice.strategy in ("plain", "grouped") and recorded() and x.numel() > 0:
+        return Choice("matmul", "traced: a convolution with a group for every sample would fit this batch only")
     return choice
 
 
@@ -125,6 +132,8 @@ def hidden_obstacle(attention: Attention | None) -> str | None:
     """Why a layer cannot be mixed through the hidden vector of its attention, or nothing."""
     if attention is None:
         return "its attentions are given, not the branch that they come from"
+    if recorded():
+        return "a trace would keep the size of this batch"
     shape = attention.shape
     if shape.function != "caf":
         return f"its attention function is {shape.function!r}; 'caf' is wanted"

@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from kernelwarehouse.assemble import native
 from kernelwarehouse.assemble.branch import fused_coefficients
-from kernelwarehouse.assemble.choose import forced, hidden_obstacle
+from kernelwarehouse.assemble.choose import forced, hidden_obstacle, recorded
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.plain import apply_kernels, apply_static
 from kernelwarehouse.attention import Attention
@@ -92,6 +92,8 @@ class Prepared:
         """Whether the basis is to be used for this input, gradients aside."""
         if torch.compiler.is_compiling() or forced() is not None or torch.is_autocast_enabled(x.device.type):
             return False
+        if recorded():
+            return False  # a trace would keep the basis, and the size of this batch
         if x.dtype != self.basis.dtype or x.device != self.basis.device or x.numel() == 0:
             return False
         if saved_seconds(x.shape[0], attention, geometry) <= 0 or not self.fresh(attention, cells):

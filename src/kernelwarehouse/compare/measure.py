@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from kernelwarehouse._bfloat16 import require_computable
 from kernelwarehouse.assemble import force
 from kernelwarehouse.errors import ConfigError, MeasurementError
 from kernelwarehouse.inference import prepare_inference
@@ -136,6 +137,7 @@ def _in_turn(calls: list[Callable[[], object]], rounds: int) -> list[list[float]
 
 def measure(name: str, setting: Setting, tick: Callable[[str], None] = lambda what: None) -> Cost:
     """Measure one network. `tick` is told after every step what was done."""
+    require_computable(torch.device("cpu"), torch.float32)
     backbone = backbone_of(name)
     before = torch.get_num_threads()
     torch.set_num_threads(setting.threads)

@@ -9,6 +9,7 @@ from kernelwarehouse.errors import DataError, UnreadableImageError
 from kernelwarehouse.training.distributed import join_processes
 from kernelwarehouse.training.loading import Unreadable
 from kernelwarehouse.training.network import build_network
+from kernelwarehouse.training.precision import require_precision
 from kernelwarehouse.training.progress import Display
 from kernelwarehouse.training.recipe import Recipe
 from kernelwarehouse.training.run import Run, RunOptions
@@ -34,6 +35,7 @@ def train(
     folder = RunFolder(output)
     size = recipe.image_size or own_image_size(data, options.unreadable)
     with join_processes(device) as processes:
+        require_precision(processes.device, recipe.precision)
         settings = RunSettings(
             model=name,
             data=data.name,

@@ -4,8 +4,17 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from kernelwarehouse._bfloat16 import require_computable
+
+
+def require_precision(device: torch.device, precision: str) -> None:
+    """Raise where torch would die of this precision. Asked early, before torch multiplies, it may still be helped."""
+    if precision != "float32":
+        require_computable(device, getattr(torch, precision))
+
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
+    require_precision(device, precision)
     return torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32")
 
 

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from kernelwarehouse._bfloat16 import require_computable
 from kernelwarehouse.data.images import DataSet, FileImages
 from kernelwarehouse.errors import DataError
 from kernelwarehouse.saving.checkpoint import load
@@ -41,6 +42,7 @@ class TrainedNetwork:
     def predict(self, images: Sequence[Image.Image], top: int = 5) -> list[list[tuple[str, float]]]:
         """For each image the `top` likeliest classes with their probabilities."""
         device = next(self.network.parameters()).device
+        require_computable(device, torch.float32)
         shares = self.network.eval()(self.prepare(images).to(device)).float().softmax(1)
         best = shares.topk(min(top, shares.shape[1]), dim=1)
         return [
