@@ -109,3 +109,28 @@ def test_links_are_replaced_in_one_step(tmp_path: Path) -> None:
     assert not broken
     assert link.is_symlink()
     assert {entry.name for entry in tmp_path.iterdir()} == {"one", "two", "link"}
+
+
+def test_only_files_are_replaced(tmp_path: Path) -> None:
+    """A rename over a device would succeed for root, and the device would be gone."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, message in ((pipe, "device or a pipe"), (tmp_path, "folder"), (Path(), "folder")):
+        for attempt in (_files.check_replaceable, lambda path: _files.write_file(path, "text")):
+            with pytest.raises(OSError, match=message):
+                attempt(path)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_replaceable_paths_are_left_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    _files.check_replaceable(path)
+    assert not list(tmp_path.iterdir())
+    path.write_text("old")
+    _files.check_replaceable(path)
+    assert path.read_text() == "old"
+    for wrong in (tmp_path / "missing" / "file", path / "file"):
+        with pytest.raises(OSError, match=r"missing|Not a directory"):
+            _files.check_replaceable(wrong)
+    assert list(tmp_path.iterdir()) == [path]

@@ -4,6 +4,7 @@ A crash, a full disk or a kill leaves the old content or the new one, never half
 random name stays beside it. What fails here is an `OSError`; callers say what it means to their user.
 """
 
+import errno
 import os
 import secrets
 import stat
@@ -19,7 +20,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     The file gets the permissions that the process's umask gives to new files, whatever the writer chose.
     """
     path = Path(path)
-    aside = path.with_name(f".{secrets.token_hex(4)}-{path.name}")
+    _refuse_other_than_files(path)
+    aside = _beside(path)
     try:
         aside.open("xb").close()
         permissions = stat.S_IMODE(aside.stat().st_mode)
@@ -32,6 +34,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+def check_replaceable(path: str | os.PathLike[str]) -> None:
+    """Raise the `OSError` that `replacing` would meet at its start, before work is spent on what it should hold."""
+    path = Path(path)
+    _refuse_other_than_files(path)
+    aside = _beside(path)
+    aside.open("xb").close()
+    aside.unlink()
+
+
 def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Replace a file by this content in one step; text is written as UTF-8."""
     with replacing(path) as aside:
@@ -40,13 +51,25 @@ def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 def replace_link(link: Path, target: Path) -> None:
     """Make `link` a symbolic link to `target`, in one step where it is one already."""
-    aside = link.with_name(f".{secrets.token_hex(4)}-{link.name}")
+    aside = _beside(link)
     try:
         aside.symlink_to(target)
         os.replace(aside, link)
         sync_folder(link.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{secrets.token_hex(4)}-{path.name}")
+
+
+def _refuse_other_than_files(path: Path) -> None:
+    """A device such as /dev/null would be renamed over like any file, and be gone for the whole machine."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder, and a file is wanted", str(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is a device or a pipe, and a file is wanted", str(path))
 
 
 def sync_folder(folder: Path) -> None:
