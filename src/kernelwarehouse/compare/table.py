@@ -128,7 +128,7 @@ def as_text(rows: Sequence[Row], setting: Setting, width: int) -> str:
         table.add_column(heading, justify="left" if heading == "network" else "right", no_wrap=heading == "network")
     for row in rows:
         table.add_row(*(cell(row) for cell in cells.values()), end_section=row.name == row.backbone)
-    console = Console(width=width, color_system=None, force_terminal=False)
+    console = Console(width=width, color_system=None, force_terminal=False, markup=False, emoji=False)
     with console.capture() as capture:
         console.print(table)
         console.print(legend(rows, setting), highlight=False)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from kernelwarehouse.planning.plan import Plan
 from kernelwarehouse.planning.spec import Order, StaticLayer
@@ -26,8 +27,9 @@ def plan_table(plan: Plan) -> Table:
         table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "layers", overflow="fold")
     for warehouse in plan.warehouses:
         table.add_row(
-            warehouse.name,
-            shorten([layer.spec.label for layer in warehouse.layers]),
+            # Names are the model's, and not markup, whichever console prints them.
+            Text(warehouse.name),
+            Text(shorten([layer.spec.label for layer in warehouse.layers])),
             "x".join(map(str, warehouse.cell_shape)),
             f"{warehouse.mixtures}",
             f"{warehouse.cells}",
@@ -42,7 +44,7 @@ def plan_table(plan: Plan) -> Table:
     for reason, layers in by_reason.items():
         names = shorten([layer.name for layer in layers])
         kept = f"{sum(layer.parameters for layer in layers):,}"
-        table.add_row("static", f"{names}: {reason}", "", "", "", "", kept, "")
+        table.add_row("static", Text(f"{names}: {reason}"), "", "", "", "", kept, "")
     return table
 
 

@@ -89,5 +89,6 @@ def render(page: Page) -> str:
 
 
 def write_page(page: Page, path: Path) -> Path:
-    write_file(path, render(page))
+    # Names that are no text, as files on disk can have, are shown escaped.
+    write_file(path, render(page).encode(errors="backslashreplace"))
     return path

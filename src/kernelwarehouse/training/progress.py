@@ -13,12 +13,13 @@ class Display:
     def __init__(self, console: Console | None = None, *, silent: bool = False) -> None:
         self._console = console or Console(highlight=False)
         self._silent = silent
+        self._between = " | " if self._console.options.ascii_only else " · "
         self._bar: Progress | None = None
         self._steps = 0
 
     def say(self, text: str) -> None:
         if not self._silent:
-            self._console.print(text, markup=False, soft_wrap=True)
+            self._console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     def start(self, done: int, steps: int) -> None:
         self._steps = steps
@@ -36,19 +37,19 @@ class Display:
 
     def step(self, step: int, epoch: str, values: dict[str, Any], seconds_left: float) -> None:
         left = timedelta(seconds=round(seconds_left))
-        tau = f" · tau {values['tau']:.3f}" if values["tau"] is not None else ""
-        numbers = f"loss {values['loss']:.4f} · {values['images_per_second']:,.0f} images/s{tau} · {left} left"
+        parts = [f"loss {values['loss']:.4f}", f"{values['images_per_second']:,.0f} images/s"]
+        parts += [f"tau {values['tau']:.3f}"] if values["tau"] is not None else []
+        numbers = self._between.join([*parts, f"{left} left"])
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, where=f"epoch {epoch}", numbers=numbers)
         else:
-            self.say(f"epoch {epoch} · step {step}/{self._steps} · {numbers}")
+            self.say(self._between.join([f"epoch {epoch}", f"step {step}/{self._steps}", numbers]))
 
     def epoch(self, epoch: str, values: dict[str, Any]) -> None:
-        self.say(
-            f"epoch {epoch} · top-1 {values['top1']:.2%} · top-5 {values['top5']:.2%} · "
-            f"loss {values['loss']:.4f} (training {values['training_loss']:.4f})"
-            + (" · best so far" if values["best"] else "")
-        )
+        parts = [f"epoch {epoch}", f"top-1 {values['top1']:.2%}", f"top-5 {values['top5']:.2%}"]
+        parts += [f"loss {values['loss']:.4f} (training {values['training_loss']:.4f})"]
+        parts += ["best so far"] if values["best"] else []
+        self.say(self._between.join(parts))
 
     def stop(self) -> None:
         if self._bar is not None:
