@@ -290,7 +290,7 @@ def test_runs_that_cannot_start(striped: DataSet, plain_recipe: Recipe, tmp_path
         run("resnet18", striped, plain_recipe.with_overrides({"batch_size": 128}), tmp_path)
     with pytest.raises(DataError, match="striped has no training images"):
         run("resnet18", replace(striped, train=None), plain_recipe, tmp_path)
-    with pytest.raises(TrainingError, match=r"does not take the arguments.*colour"):
+    with pytest.raises(kw.ConfigError, match=r"cannot be built with.*colour"):
         train("resnet18", striped, plain_recipe, tmp_path, arguments={"colour": 1})
 
 

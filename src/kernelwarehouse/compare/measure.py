@@ -16,11 +16,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernelwarehouse._bfloat16 import require_computable
 from kernelwarehouse.assemble import force
-from kernelwarehouse.errors import ConfigError, MeasurementError
+from kernelwarehouse.errors import ConfigError, KernelWarehouseError, MeasurementError
 from kernelwarehouse.inference import prepare_inference
 from kernelwarehouse.layers import WarehouseLayer
 from kernelwarehouse.temperature import HasTemperature
-from kernelwarehouse.zoo import EVERY_PRESET, find_preset
+from kernelwarehouse.zoo import EVERY_PRESET, build_by_name, check_name
+
+# Beyond these a number is a mistake, and one that torch may answer with the end of the process.
+_MOST = {"image_size": 8192, "batch_size": 65_536, "rounds": 10_000, "threads": 1024, "classes": 1_000_000}
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,9 @@ class Setting:
     prepare: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "batch_size", "rounds", "threads", "classes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; at least 1 is wanted")
+        for name, most in _MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; at least 1 and at most {most:,} is wanted")
 
 
 QUICK = Setting(image_size=64, batch_size=4, rounds=3)
@@ -72,9 +75,10 @@ STEPS_PER_NETWORK = 5
 
 def backbone_of(name: str) -> str:
     """The static network that a preset is built on; a static network is its own."""
-    if name not in EVERY_PRESET and timm.is_model(name):
-        return name
-    return find_preset(name).backbone
+    if name in EVERY_PRESET:
+        return EVERY_PRESET[name].backbone
+    check_name(name)
+    return name
 
 
 def build(name: str, setting: Setting) -> nn.Module:
@@ -83,7 +87,7 @@ def build(name: str, setting: Setting) -> nn.Module:
     known = timm.get_pretrained_cfg(backbone_of(name))
     if known is not None and known.fixed_input_size:  # a transformer has positions for one size of image
         arguments["img_size"] = setting.image_size
-    model: nn.Module = timm.create_model(name, **arguments)
+    model = build_by_name(name, **arguments)
     for module in model.modules():
         if isinstance(module, HasTemperature):
             module.set_temperature(0.0)
@@ -147,6 +151,13 @@ def measure(name: str, setting: Setting, tick: Callable[[str], None] = lambda wh
         tick("counted")
         networks = [model] if name == backbone else [model, build(backbone, setting)]
         times, relative = _time(networks, setting, tick)
+    except KernelWarehouseError:
+        raise
+    except Exception as error:  # a network can refuse images in any way, and the memory may not suffice
+        raise MeasurementError(
+            f"{name} cannot be measured on {setting.batch_size} images of {setting.image_size} x {setting.image_size} "
+            f"({type(error).__name__}: {error}); choose another --image-size or --batch-size"
+        ) from error
     finally:
         torch.set_num_threads(before)
     memory = training_memory(name, setting)

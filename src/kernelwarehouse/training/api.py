@@ -6,9 +6,10 @@ from typing import Any
 from kernelwarehouse._extras import require
 from kernelwarehouse.data.images import DataSet
 from kernelwarehouse.errors import DataError, UnreadableImageError
+from kernelwarehouse.training.augment import training_transform
 from kernelwarehouse.training.distributed import join_processes
 from kernelwarehouse.training.loading import Unreadable
-from kernelwarehouse.training.network import build_network
+from kernelwarehouse.training.network import build_network, check_fits
 from kernelwarehouse.training.precision import require_precision
 from kernelwarehouse.training.progress import Display
 from kernelwarehouse.training.recipe import Recipe
@@ -34,6 +35,7 @@ def train(
     options = options or RunOptions()
     folder = RunFolder(output)
     size = recipe.image_size or own_image_size(data, options.unreadable)
+    training_transform(recipe, size)  # what it refuses is refused before the folder is taken
     with join_processes(device) as processes:
         require_precision(processes.device, recipe.precision)
         settings = RunSettings(
@@ -48,6 +50,7 @@ def train(
             fingerprint=data.fingerprint() if processes.is_main else None,
         )
         model = build_network(name, recipe, len(data.classes), seed=options.seed, arguments=arguments, weights=weights)
+        check_fits(model, name, image_size=size, classes=len(data.classes))
         display = Display(silent=not processes.is_main)
         Run(model, data, settings, folder, options=options, processes=processes, display=display).train()
     return folder

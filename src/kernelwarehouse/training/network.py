@@ -1,18 +1,20 @@
 """The network of a run: by name, with the recipe's regularisation, and with trained weights if asked for."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kernelwarehouse.builder import builder_of, remember_builder
 from kernelwarehouse.data.seeds import derive_seed, seed_generators
-from kernelwarehouse.errors import CheckpointError, TrainingError, UnknownPresetError
+from kernelwarehouse.errors import CheckpointError, ConfigError, TrainingError
 from kernelwarehouse.saving.checkpoint import load
 from kernelwarehouse.training.recipe import Recipe
+from kernelwarehouse.zoo import build_by_name
+
+# What the data decides, and no argument can change.
+_DECIDED = {"num_classes": "as many as the data has", "in_chans": "3, since images are read as RGB"}
 
 
 def build_network(
@@ -25,27 +27,41 @@ def build_network(
     weights: Path | None = None,
 ) -> nn.Module:
     """A new network of the zoo's or timm's, the same for the same seed; `weights` is a folder to start from."""
-    if not timm.is_model(name):
-        near = get_close_matches(name, timm.list_models(), n=3)
-        hint = (
-            f"did you mean {' or '.join(near)}?" if near else "'kernelwarehouse zoo' and timm.list_models() list them"
-        )
-        raise UnknownPresetError(f"there is no network {name!r}; {hint}")
+    for argument, reason in _DECIDED.items():
+        if argument in (arguments or {}):
+            raise ConfigError(f"{argument} is not to be chosen for a run: it is {reason}")
     regularisation = {"drop_rate": recipe.dropout, "drop_path_rate": recipe.drop_path}
     everything: dict[str, Any] = {"num_classes": classes} | {
         key: value for key, value in regularisation.items() if value
     }
     everything |= arguments or {}
     seed_generators(derive_seed("network", seed))
-    try:
-        model = timm.create_model(name, **everything)
-    except TypeError as error:
-        raise TrainingError(f"{name} does not take the arguments {everything}: {error}") from error
+    model = build_by_name(name, **everything)
     if builder_of(model) is None:
         remember_builder(model, name, everything)
     if weights is not None:
         copy_weights(model, weights)
     return model
+
+
+@torch.no_grad()
+def check_fits(model: nn.Module, name: str, *, image_size: int, classes: int) -> None:
+    """Refuse a network that does not give one logit a class for an image of this size, before a run begins with it."""
+    was_training = model.training
+    try:
+        output = model.eval()(torch.zeros(1, 3, image_size, image_size))
+    except Exception as error:  # a network can refuse an image in any way
+        raise TrainingError(
+            f"{name} cannot take images of {image_size} x {image_size} ({type(error).__name__}: {error}); use "
+            "--set image_size=... for another size, or --model-arg img_size=... if the network is made for one size"
+        ) from error
+    finally:
+        model.train(was_training)
+    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if found != (1, classes):
+        raise TrainingError(
+            f"{name} gives {found} for one image, but (1, {classes}) is wanted: one number for each class"
+        )
 
 
 def copy_weights(model: nn.Module, folder: Path) -> None:

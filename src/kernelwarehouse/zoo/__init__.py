@@ -7,6 +7,7 @@ new file.
 from importlib import import_module
 from pkgutil import iter_modules
 
+from kernelwarehouse.zoo._networks import build_by_name, check_name
 from kernelwarehouse.zoo._preset import PeerPreset, Preset
 from kernelwarehouse.zoo._registry import (
     ABLATIONS,
@@ -26,6 +27,8 @@ __all__ = [
     "PRESETS",
     "PeerPreset",
     "Preset",
+    "build_by_name",
+    "check_name",
     "create_model",
     "find_preset",
     "preset_plan",
