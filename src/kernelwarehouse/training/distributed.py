@@ -1,6 +1,7 @@
 """One process or many: what torchrun tells us, and the few things that processes exchange."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,14 +82,17 @@ def is_main_process() -> bool:
 def join_processes(device: str = "") -> Iterator[Processes]:
     """The processes of this run: those torchrun started, joined over NCCL (for tensors on GPUs) and gloo (for others),
     or just this one."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank, local_world_size = _told_by_torchrun("LOCAL_RANK", 0), _told_by_torchrun("LOCAL_WORLD_SIZE", 1)
     chosen = _choose_device(device, local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if _told_by_torchrun("WORLD_SIZE", 1) == 1:
         yield Processes(device=chosen)
         return
-    store, rank, world_size = next(rendezvous("env://"))
+    try:
+        store, rank, world_size = next(rendezvous("env://"))
+    except ValueError as error:
+        raise TrainingError(f"WORLD_SIZE is set, but not by torchrun: {error}; use torchrun, or unset it") from error
     # torchrun may keep one store over its restarts. Without a prefix, a restarted process can read there the address of
     # one that was killed, and fail to connect to it.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -99,20 +103,30 @@ def join_processes(device: str = "") -> Iterator[Processes]:
         yield Processes(
             rank=rank,
             world_size=world_size,
-            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            local_world_size=local_world_size,
             device=chosen,
         )
     finally:
         distributed.destroy_process_group()
 
 
+def _told_by_torchrun(variable: str, default: int) -> int:
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal():
+        raise TrainingError(f"the environment has {variable}={text!r}; torchrun sets it to a number, so unset it")
+    return int(text)
+
+
 def _choose_device(name: str, local_rank: int) -> torch.device:
     if not name:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise TrainingError(f"device {name!r} is unknown; expected cpu, cuda or cuda:N") from error
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise TrainingError(f"device {name!r} is not for training here; expected cpu, cuda or cuda:N")
+    device = torch.device("cuda", local_rank) if name == "cuda" else torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise TrainingError(f"device {name!r} was asked for, but torch finds no usable GPU; use --device cpu")
-    return torch.device("cuda", local_rank) if name == "cuda" else device
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
+        raise TrainingError(
+            f"device '{device}' is wanted, but torch finds {torch.cuda.device_count()} GPUs, counted from cuda:0"
+        )
+    return device

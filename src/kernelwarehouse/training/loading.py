@@ -13,12 +13,13 @@ from torch.utils.data import DataLoader, Dataset
 from kernelwarehouse.data.batches import EvaluationShare, TrainingBatches
 from kernelwarehouse.data.images import Images
 from kernelwarehouse.data.seeds import derive_seed, seed_generators
-from kernelwarehouse.errors import DataError, KernelWarehouseError, UnreadableImageError
+from kernelwarehouse.errors import ConfigError, DataError, KernelWarehouseError, UnreadableImageError
 from kernelwarehouse.training.augment import Transform
 from kernelwarehouse.training.distributed import Processes
 
 Unreadable = Literal["stop", "skip"]
 MOST_WORKERS = 8
+MOST_WORKERS_ASKED = 256
 BATCHES_AHEAD = 4
 
 # What ends a run is for its main process to decide. Workers that ended by themselves would take it with them, halfway
@@ -115,6 +116,10 @@ def read_batches(loader: "DataLoader[Sample]") -> Generator[Batch, None, None]:
         if "Original Traceback" not in str(error):
             raise
         raise type(error)(last_line.partition(": ")[2]) from error
+    except RuntimeError as error:
+        if "DataLoader worker (pid" not in str(error):  # what torch says of one that was killed
+            raise
+        raise DataError(f"a process that reads images has died ({error}); fewer --workers need less memory") from error
     finally:
         # torch does this itself when the iterator is forgotten; but the traceback of an error remembers it, and Python
         # then waits for the workers at its end for ever.
@@ -140,6 +145,12 @@ def ignore_signals(worker: int) -> None:
     """For workers that do not inherit what `_signals_held_back` did, as those of a fork server do not."""
     for number in LEFT_TO_THE_MAIN_PROCESS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def check_workers(workers: int | None) -> None:
+    """Every worker is a process of its own: a number mistyped by some digits would bring the machine down."""
+    if workers is not None and not 0 <= workers <= MOST_WORKERS_ASKED:
+        raise ConfigError(f"workers (={workers}) must be 0, to read in this process, or at most {MOST_WORKERS_ASKED}")
 
 
 def default_workers(processes: Processes) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kernelwarehouse.attention import Attention
+from kernelwarehouse.errors import RecipeError
 from kernelwarehouse.training.recipe import Recipe
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -33,9 +34,15 @@ def undecayed_parameters(model: nn.Module) -> set[str]:
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     groups = param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=undecayed_parameters(model))
-    return create_optimizer_v2(
-        groups, opt=recipe.optimizer, lr=recipe.learning_rate, weight_decay=0.0, momentum=recipe.momentum
-    )
+    try:
+        return create_optimizer_v2(
+            groups, opt=recipe.optimizer, lr=recipe.learning_rate, weight_decay=0.0, momentum=recipe.momentum
+        )
+    except Exception as error:  # some need other packages or a GPU, and each says so in a way of its own
+        raise RecipeError(
+            f"optimizer (={recipe.optimizer!r}) cannot be used here ({type(error).__name__}: {error}); "
+            "sgd, momentum, adamw and others of timm's need nothing beside torch"
+        ) from error
 
 
 def make_schedule(optimizer: Optimizer, recipe: Recipe, steps_per_epoch: int) -> Scheduler:

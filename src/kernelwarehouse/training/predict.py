@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kernelwarehouse._bfloat16 import require_computable
 from kernelwarehouse.data.images import DataSet, FileImages
-from kernelwarehouse.errors import DataError
+from kernelwarehouse.errors import DataError, TrainingError
 from kernelwarehouse.saving.checkpoint import load
 from kernelwarehouse.training.augment import evaluation_transform
 from kernelwarehouse.training.distributed import Processes
@@ -19,6 +19,7 @@ from kernelwarehouse.training.evaluate import Evaluation, evaluate
 from kernelwarehouse.training.loading import (
     EvaluationImages,
     Unreadable,
+    check_workers,
     default_workers,
     evaluation_loader,
     read_batches,
@@ -33,6 +34,14 @@ class TrainedNetwork:
     image_size: int
     crop: float
     interpolation: str
+
+    def __post_init__(self) -> None:
+        outputs = getattr(self.network, "num_classes", len(self.classes))
+        if outputs != len(self.classes):
+            raise TrainingError(
+                f"the network tells {outputs} classes apart, but the run's settings name {len(self.classes)} "
+                f"({_some(self.classes)}): they are not of the same run"
+            )
 
     def prepare(self, images: Sequence[Image.Image]) -> Tensor:
         transform = evaluation_transform(self.image_size, self.crop, self.interpolation)
@@ -59,6 +68,7 @@ class TrainedNetwork:
                 f"{data.name} has {len(data.classes)} classes ({_some(data.classes)}), the network was trained for "
                 f"{len(self.classes)} ({_some(self.classes)}); they must be the same, in the same order"
             )
+        check_workers(workers)
         transform = evaluation_transform(self.image_size, self.crop, self.interpolation)
         images = EvaluationImages(data.validation, transform, unreadable)
         workers = default_workers(processes) if workers is None else workers

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from timm.optim import list_optimizers
+from timm.optim import get_optimizer_info, list_optimizers
 
 from kernelwarehouse.errors import RecipeError
 
@@ -17,6 +17,10 @@ CROPS = ("resized", "padded", "none")
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
 PRECISIONS = ("float32", "bfloat16", "float16")
 SCHEDULES = ("cosine", "step")
+# Beyond these a value is a mistake: no run ends, no image fits into memory, no rate into 32 bits.
+MOST_EPOCHS = 1_000_000
+MOST_IMAGE_SIZE = 8192
+MOST_RATE = 1e30
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,16 @@ class Recipe:
         self._check_choice("crop", CROPS)
         self._check_choice("interpolation", INTERPOLATIONS)
         self._check_choice("precision", PRECISIONS)
-        self._check_choice("optimizer", [str(name) for name in list_optimizers()])
-        for name in ("epochs", "batch_size", "learning_rate", "decay_every", "evaluation_crop"):
+        self._check_choice("optimizer", _optimizers())
+        self._check_range("epochs", above=0, most=MOST_EPOCHS)
+        self._check_range("learning_rate", above=0, most=MOST_RATE)
+        self._check_range("image_size", most=MOST_IMAGE_SIZE)
+        self._check_range("evaluation_crop", above=0.1, most=1)
+        for name in ("batch_size", "decay_every", "decay_factor"):
             self._check_range(name, above=0)
-        for name in ("weight_decay", "clip_norm", "min_learning_rate", "warmup_epochs", "warmup_learning_rate"):
-            self._check_range(name)
-        for name in ("tau_epochs", "image_size", "crop_padding", "color_jitter", "mixup", "cutmix"):
+        for name in ("weight_decay", "clip_norm", "min_learning_rate", "warmup_learning_rate"):
+            self._check_range(name, most=MOST_RATE)
+        for name in ("tau_epochs", "warmup_epochs", "crop_padding", "color_jitter", "mixup", "cutmix"):
             self._check_range(name)
         for name in ("flip", "random_erasing", "mix_probability", "label_smoothing", "crop_min_area"):
             self._check_range(name, most=1)
@@ -146,8 +154,8 @@ def load_recipe(name: str) -> Recipe:
     elif name.endswith(".toml"):
         try:
             text = Path(name).read_text(encoding="utf-8")
-        except OSError as error:
-            raise RecipeError(f"recipe {name!r} cannot be read: {error}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"recipe {name!r} cannot be read as text: {error}") from error
     else:
         raise RecipeError(f"recipe {name!r} is unknown; there are {', '.join(recipe_names())}, or the path of a .toml")
     try:
@@ -161,7 +169,9 @@ def recipe_from_dict(values: Mapping[str, Any], name: str) -> Recipe:
     _refuse_unknown(values, f"field of recipe {name!r}")
     missing = [field.name for field in fields(Recipe) if field.name not in values]
     if missing:
-        raise RecipeError(f"recipe {name!r} does not say {', '.join(missing)}")
+        raise RecipeError(
+            f"recipe {name!r} does not say {', '.join(missing)}; a recipe is complete: start from a copy of one of ours"
+        )
     return Recipe(**values)
 
 
@@ -175,6 +185,11 @@ def parse_override(text: str) -> tuple[str, Any]:
         return name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return name, value
+
+
+def _optimizers() -> list[str]:
+    """timm's, but for those that need gradients of gradients, which no step here computes."""
+    return [str(name) for name in list_optimizers() if not get_optimizer_info(str(name)).second_order]
 
 
 def _refuse_unknown(values: Mapping[str, Any], what: str) -> None:

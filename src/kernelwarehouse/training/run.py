@@ -21,6 +21,7 @@ from kernelwarehouse.training.loading import (
     EvaluationImages,
     TrainingImages,
     Unreadable,
+    check_workers,
     default_workers,
     evaluation_loader,
     read_batches,
@@ -54,11 +55,10 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.unreadable not in ("stop", "skip"):
             raise ConfigError(f"unreadable (={self.unreadable!r}) must be 'stop' or 'skip'")
-        if self.report_every < 1 or self.device_batch_size < 0 or (self.workers or 0) < 0:
-            raise ConfigError(
-                f"report_every (={self.report_every}) must be at least 1, device_batch_size "
-                f"(={self.device_batch_size}) and workers (={self.workers}) at least 0"
-            )
+        for name, least in (("report_every", 1), ("device_batch_size", 0), ("checkpoint_seconds", 0)):
+            if not getattr(self, name) >= least:  # so that NaN is refused as well
+                raise ConfigError(f"{name} (={getattr(self, name)}) must be at least {least}")
+        check_workers(self.workers)
 
 
 def accumulation_parts(recipe: Recipe, options: RunOptions, processes: Processes) -> int:
