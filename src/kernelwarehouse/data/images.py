@@ -48,6 +48,8 @@ class ArrayImages:
                 "expected uint8 of shape N x H x W (grey) or N x H x W x 3 (colour)"
                 + ("; (images >> 8).astype('uint8') makes 8 bits of 16" if pixels.dtype == np.uint16 else "")
             )
+        if 0 in pixels.shape[1:]:
+            raise DataError(f"{origin}: images are {pixels.shape[2]} x {pixels.shape[1]}; they have no pixels")
         if labels.shape != (len(pixels),) or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(
                 f"{origin}: labels are {labels.dtype} of shape {labels.shape}; expected {len(pixels)} whole numbers"

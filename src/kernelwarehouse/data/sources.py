@@ -1,5 +1,6 @@
 """From what a user writes after `--data` to a `DataSet`."""
 
+import os
 import zipfile
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -17,6 +18,9 @@ VALIDATION_FOLDERS = ("val", "validation", "test")
 
 # Every tenth image of a class is kept for validation where a folder has no split of its own.
 HOLD_OUT = 10
+
+# More classes than any data set has: a label beyond is a mistake, and a network for it would not fit into memory.
+MOST_CLASSES = 10_000_000
 
 # Which arguments torchvision's classes take for the two splits.
 _BY_TRAIN_FLAG: tuple[dict[str, Any], dict[str, Any]] = ({"train": True}, {"train": False})
@@ -45,9 +49,9 @@ def open_dataset(where: str, *, root: str | Path = ".", download: bool = False) 
         with as_file(files("kernelwarehouse.data") / "embedded_fashion_mnist.npz") as path:
             return _open_npz(path, "embedded")
     path = Path(where)
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike the methods of Path, these take names that no file can have
         return _open_folder(path)
-    if path.is_file():
+    if os.path.isfile(path):
         return _open_npz(path, where)
     torchvision_name = {name.lower(): name for name in TORCHVISION_SETS}.get(where.lower())
     if torchvision_name is not None:
@@ -59,11 +63,16 @@ def open_dataset(where: str, *, root: str | Path = ".", download: bool = False) 
 
 
 def _open_npz(path: Path, name: str) -> DataSet:
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{name}: not a readable .npz file, as numpy.savez writes it; an .npy file has only one array")
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged archive fails in many ways, and each means the same here
         raise DataError(f"{name}: not a readable .npz file ({error})") from error
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"{name}: {key} is no array; expected what numpy.savez writes")
     if "x_val" in arrays and "y_val" in arrays:
         arrays |= {"x_test": arrays["x_val"], "y_test": arrays["y_val"]}
     missing = {"x_test", "y_test"} - arrays.keys()
@@ -75,9 +84,16 @@ def _open_npz(path: Path, name: str) -> DataSet:
     train = ArrayImages(arrays["x_train"], arrays["y_train"], f"{name}:x_train") if "x_train" in arrays else None
     validation = ArrayImages(arrays["x_test"], arrays["y_test"], f"{name}:x_test")
     if "classes" in arrays:
+        if arrays["classes"].ndim != 1:
+            raise DataError(f"{name}: classes have shape {arrays['classes'].shape}; expected a list of names")
         classes = tuple(str(label) for label in arrays["classes"])
     else:
         highest = max(int(images.labels.max(initial=-1)) for images in (train, validation) if images is not None)
+        if highest >= MOST_CLASSES:
+            raise DataError(
+                f"{name}: the highest label is {highest}, which would make {highest + 1} classes; labels must be "
+                "numbered from 0, without gaps"
+            )
         classes = tuple(str(label) for label in range(highest + 1))
     return DataSet(name, classes, train, validation)
 
@@ -106,7 +122,10 @@ def _first_folder(root: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:
-    names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
+    try:
+        names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
+    except OSError as error:
+        raise DataError(f"{folder}: the folder cannot be read ({error})") from error
     if not names:
         raise DataError(f"{folder}: the folder is empty of classes; expected one folder of images for each class")
     return names
@@ -145,7 +164,7 @@ def _open_torchvision(name: str, root: Path, download: bool) -> DataSet:
     maker = getattr(torchvision.datasets, name)
     try:
         train, test = (maker(root, download=download, **arguments) for arguments in TORCHVISION_SETS[name])
-    except RuntimeError as error:
+    except Exception as error:  # what is missing, damaged or out of reach fails in many ways
         raise DataError(
             f"{name} is not complete below {root} ({error}); pass --download to fetch it, or --data-root where it lies"
         ) from error
