@@ -1,5 +1,6 @@
 """The report of a real run, and the attention maps in it."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,22 @@ def test_report_of_a_run_in_a_browser(tmp_path: Path) -> None:
     assert opened.document.count('alt="image of class') == 12
     assert opened.document.count('alt="attention map of') == layers == 12
     assert "<span>kw1x_resnet18 0</span>" in opened.document
+
+
+def test_run_that_went_astray_has_a_report(tmp_path: Path) -> None:
+    """Curves leave out what is not finite, and names that no encoding knows are escaped."""
+    whole = open_dataset("embedded")
+    parts = [ArrayImages(s.pixels[:n], s.labels[:n], "part") for s, n in ((whole.train, 64), (whole.validation, 30))]
+    recipe = load_recipe("small").with_overrides({"epochs": 1, "batch_size": 32})
+    data = DataSet("part", ("class \udcff", *whole.classes[1:]), *parts)
+    folder = train("resnet18", data, recipe, tmp_path / "run", options=RunOptions(workers=0), arguments=SMALL)
+    lines = [json.loads(line) for line in folder.metrics_path.read_text().splitlines()]
+    astray = [line | {"loss": float("nan")} for line in lines]
+    folder.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in astray))
+    page = write_run_report(folder, data).read_text(encoding="utf-8")
+    assert "Validation accuracy" in page
+    assert '"Validation loss"' not in page
+    assert "class \\udcff" in page
 
 
 def test_maps_show_the_attention_that_the_layers_use() -> None:

@@ -391,3 +391,13 @@ def test_scalars_reach_tensorboard(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert events.Tags()["scalars"] == ["epoch/top1"]
     assert [(event.step, event.value) for event in events.Scalars("epoch/top1")] == [(3, 0.5)]
+
+
+def test_metrics_that_cannot_be_written_say_so(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    log = MetricsLog(folder, 0)
+    folder.metrics_path.unlink()
+    folder.metrics_path.mkdir()
+    with pytest.raises(TrainingError, match=r"metrics.jsonl.*Is a directory.*the same command goes on"):
+        log.write("step", 1, {"loss": 1.0})
+    log.close()

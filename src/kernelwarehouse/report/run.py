@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -149,7 +150,7 @@ def _charts(runs: Sequence[RunSummary]) -> list[Chart]:
                 [
                     (line["step"] * run.settings.recipe.epochs / run.epochs[-1]["step"], line[value])
                     for line in getattr(run, lines)
-                    if line[value] is not None
+                    if line[value] is not None and isfinite(line[value])  # losses are not, if a network goes astray
                 ],
             )
             for run in runs

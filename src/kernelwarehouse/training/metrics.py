@@ -1,6 +1,8 @@
 """What happened, as lines of JSON and as TensorBoard scalars."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +19,31 @@ class MetricsLog:
 
         self._path = folder.metrics_path
         kept = [line for line in read_metrics(self._path) if line["step"] <= resumed_at]
-        write_file(self._path, "".join(json.dumps(line) + "\n" for line in kept))
-        self._board = SummaryWriter(str(folder.path / TENSORBOARD), purge_step=resumed_at + 1)
+        with self._failures_told():
+            write_file(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+            self._board = SummaryWriter(str(folder.path / TENSORBOARD), purge_step=resumed_at + 1)
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "step": step} | values) + "\n")
-        for name, value in values.items():
-            if isinstance(value, (int, float)):
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+        with self._failures_told():
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"kind": kind, "step": step} | values) + "\n")
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        self._board.close()
+        with self._failures_told():
+            self._board.close()
+
+    @contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TrainingError(
+                f"the metrics cannot be written to {self._path} and {self._path.with_name(TENSORBOARD)} ({error}); put "
+                "that right, and the same command goes on from the last checkpoint"
+            ) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
