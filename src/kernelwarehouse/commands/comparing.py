@@ -1,14 +1,13 @@
 """`kernelwarehouse compare`: networks side by side."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kernelwarehouse._terminal import console
+from kernelwarehouse.commands.arguments import path, text
 from kernelwarehouse.compare.files import check_writable, written_aside
 from kernelwarehouse.compare.measure import QUICK, STEPS_PER_NETWORK, Cost, Setting, backbone_of, measure
 from kernelwarehouse.compare.plot import check_plot, plot
@@ -27,24 +26,31 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Parameters, MACs, time and memory of networks as parts of their static backbone, measured in one "
         "run, with the paper's figures beside them.",
     )
-    parser.add_argument("presets", nargs="*", metavar="PRESET", help="presets of this library, or timm models")
-    parser.add_argument("--backbone", action="append", default=[], help="all presets on a backbone, such as resnet18")
+    parser.add_argument(
+        "presets", type=text, nargs="*", metavar="PRESET", help="presets of this library, or timm models"
+    )
+    parser.add_argument(
+        "--backbone", type=text, action="append", default=[], help="all presets on a backbone, such as resnet18"
+    )
     parser.add_argument("--quick", action="store_true", help="small images and batches: a look, not a measurement")
-    parser.add_argument("--image-size", type=int, help=f"default {Setting.image_size}")
-    parser.add_argument("--batch-size", type=int, help=f"default {Setting.batch_size}")
-    parser.add_argument("--rounds", type=int, help=f"how often each time is taken (default {Setting.rounds})")
-    parser.add_argument("--threads", type=int, help=f"default {Setting.threads}")
+    for option, what, default in (
+        ("--image-size", "side of the images", Setting.image_size),
+        ("--batch-size", "images at once", Setting.batch_size),
+        ("--rounds", "how often each time is taken", Setting.rounds),
+        ("--threads", "threads of torch", Setting.threads),
+    ):
+        parser.add_argument(option, type=int, metavar="N", help=f"{what} (default: {default})")
     parser.add_argument("--prepare", action="store_true", help="time inference after kernelwarehouse.prepare_inference")
-    parser.add_argument("--format", choices=FORMATS.values(), default="text", help="of what is printed (text)")
+    parser.add_argument("--format", choices=FORMATS.values(), default="text", help="of what is printed (default: text)")
     parser.add_argument(
         "--output",
-        type=Path,
+        type=path,
         action="append",
         default=[],
         metavar="FILE",
         help=f"also write the table to a file; its name ends in {', '.join(FORMATS)}; repeatable",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw accuracy and cost against parameters")
+    parser.add_argument("--plot", type=path, metavar="FILE", help="also draw accuracy and cost against parameters")
     parser.set_defaults(run=run)
 
 
@@ -54,18 +60,18 @@ def run(arguments: argparse.Namespace) -> int:
     setting = replace(
         setting, prepare=arguments.prepare, **{name: value for name, value in given.items() if value is not None}
     )
-    for path in arguments.output:
-        if path.suffix not in FORMATS:
-            raise MeasurementError(f"table {path} has no known form; its name must end in {', '.join(FORMATS)}")
-        check_writable(path)
+    for output in arguments.output:
+        if output.suffix not in FORMATS:
+            raise MeasurementError(f"table {output} has no known form; its name must end in {', '.join(FORMATS)}")
+        check_writable(output)
     if arguments.plot:
         check_plot(arguments.plot)
     names = networks(arguments.presets, arguments.backbone)
     rows = make_rows(_measure_all(names, setting))
-    sys.stdout.write(_formatted(rows, setting, arguments.format))
-    for path in arguments.output:
-        with written_aside(path) as aside:
-            aside.write_text(_formatted(rows, setting, FORMATS[path.suffix]), encoding="utf-8")
+    print(_formatted(rows, setting, arguments.format), end="")
+    for output in arguments.output:
+        with written_aside(output) as aside:
+            aside.write_text(_formatted(rows, setting, FORMATS[output.suffix]), encoding="utf-8")
     if arguments.plot:
         plot(rows, arguments.plot)
     return 0
@@ -90,15 +96,15 @@ def networks(presets: Sequence[str], backbones: Sequence[str] = ()) -> list[str]
 
 
 def _measure_all(names: Sequence[str], setting: Setting) -> list[Cost]:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    out = console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     costs: list[Cost] = []
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
         task = progress.add_task("", total=len(names) * STEPS_PER_NETWORK)
         for name in names:
             progress.update(task, description=name)
-            if not console.is_terminal:
-                console.print(f"measuring {name} ({len(costs) + 1} of {len(names)})", highlight=False)
+            if not out.is_terminal:
+                out.print(f"measuring {name} ({len(costs) + 1} of {len(names)})", highlight=False)
             costs.append(measure(name, setting, lambda what: progress.advance(task)))
     return costs
 
@@ -111,5 +117,5 @@ def _formatted(rows: Sequence[Row], setting: Setting, form: str) -> str:
             return as_csv(rows)
         case "json":
             return as_json(rows, setting)
-    found = Console()
-    return as_text(rows, setting, found.width if found.is_terminal else 140)
+    out = console()
+    return as_text(rows, setting, out.width if out.is_terminal else 140)

@@ -2,14 +2,14 @@
 
 import argparse
 import tomllib
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from kernelwarehouse._terminal import console
+from kernelwarehouse.commands.arguments import path, text
 from kernelwarehouse.data import open_dataset
-from kernelwarehouse.errors import ConfigError
+from kernelwarehouse.errors import ConfigError, RecipeError, TrainingError
 from kernelwarehouse.report.run import write_run_report
 from kernelwarehouse.training.api import train
 from kernelwarehouse.training.distributed import is_main_process, join_processes
@@ -21,22 +21,44 @@ from kernelwarehouse.training.run import RunOptions
 
 def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the three commands; each sets `run`, a function from the parsed arguments to an exit code."""
-    _add_train(subparsers.add_parser("train", help="train a network; the same command again resumes the run"))
-    _add_eval(subparsers.add_parser("eval", help="top-1, top-5 and loss of a trained network"))
-    _add_predict(subparsers.add_parser("predict", help="the likeliest classes of pictures"))
+    _add_train(
+        subparsers.add_parser(
+            "train",
+            help="train a network; the same command again resumes the run",
+            description="Train a network, and leave networks, metrics and a report in a folder. The same command again "
+            "resumes a run that was ended by Ctrl-C, SIGTERM or a kill, or finds it finished.",
+        )
+    )
+    _add_eval(
+        subparsers.add_parser(
+            "eval",
+            help="top-1, top-5 and loss of a trained network",
+            description="Evaluate the best network of a run on images of the classes that it was trained for.",
+        )
+    )
+    _add_predict(
+        subparsers.add_parser(
+            "predict",
+            help="the likeliest classes of pictures",
+            description="Show the classes that the best network of a run finds likeliest, for each picture.",
+        )
+    )
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
+        type=text,
         required=True,
         help="'embedded', an .npz file, a folder of class folders (or of train/ and val/), or a torchvision name",
     )
-    parser.add_argument("--data-root", default=".", metavar="DIR", help="where a torchvision set lies (default: here)")
+    parser.add_argument(
+        "--data-root", type=path, default=".", metavar="DIR", help="where a torchvision set lies (default: here)"
+    )
     parser.add_argument("--download", action="store_true", help="let torchvision fetch the set if it is not there")
     parser.add_argument("--workers", type=int, metavar="N", help="processes that read images (default: by the cores)")
     parser.add_argument(
-        "--unreadable", choices=("stop", "skip"), default="stop", help="what to do at an image that cannot be read"
+        "--unreadable", choices=("stop", "skip"), default="stop", help="at an image that cannot be read (default: stop)"
     )
     parser.add_argument("--device", default="", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 
@@ -45,23 +67,43 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a name of the zoo or of timm, such as kw1x_resnet18 or resnet18")
     _add_data(parser)
     parser.add_argument("--recipe", required=True, help=f"{', '.join(recipe_names())}, or your own .toml file")
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="where the run is kept")
-    parser.add_argument("--epochs", type=int, help="instead of the recipe's")
-    parser.add_argument("--batch-size", type=int, help="instead of the recipe's; over all processes")
+    parser.add_argument("--output", required=True, type=path, metavar="DIR", help="where the run is kept")
+    parser.add_argument("--epochs", type=int, metavar="N", help="instead of the recipe's")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="instead of the recipe's; over all processes")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override any other field of the recipe"
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="override any other field of the recipe, as in --set learning_rate=0.05; repeatable",
     )
-    parser.add_argument("--seed", type=int, default=0, help="decides everything random (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides everything random (default: 0)")
     parser.add_argument(
-        "--device-batch-size", type=int, default=0, metavar="N", help="images a process takes at once; gradients add up"
+        "--device-batch-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="images a process takes at once, with gradients adding up (default: its whole share of a batch)",
     )
-    parser.add_argument("--from", dest="weights", type=Path, metavar="DIR", help="start from a saved network's weights")
+    parser.add_argument("--from", dest="weights", type=path, metavar="DIR", help="start from a saved network's weights")
     parser.add_argument(
-        "--model-arg", action="append", default=[], metavar="NAME=VALUE", help="pass an argument to the network's maker"
+        "--model-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="pass an argument to the network's maker, as in --model-arg img_size=64; repeatable",
     )
-    parser.add_argument("--checkpoint-seconds", type=float, default=300.0, help="longest time between checkpoints")
-    parser.add_argument("--report-every", type=int, default=20, metavar="STEPS", help="steps between reports")
-    parser.set_defaults(run=run_train)
+    parser.add_argument(
+        "--checkpoint-seconds",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="after so long, the next report writes a checkpoint; the end of an epoch always does (default: 300)",
+    )
+    parser.add_argument(
+        "--report-every", type=int, default=20, metavar="STEPS", help="steps between reports (default: 20)"
+    )
+    parser.set_defaults(run=run_train, when_interrupted="; the same command resumes the run from its last checkpoint")
 
 
 def run_train(arguments: argparse.Namespace) -> int:
@@ -80,28 +122,38 @@ def run_train(arguments: argparse.Namespace) -> int:
         resolve_recipe(arguments),
         arguments.output,
         options=options,
-        arguments=dict(_parse_model_argument(text) for text in arguments.model_arg),
+        arguments=dict(_parse_model_argument(given) for given in arguments.model_arg),
         weights=arguments.weights,
         device=arguments.device,
     )
     if is_main_process():
-        Display().say(f"report: {write_run_report(folder, data)}")
+        try:
+            report = write_run_report(folder, data)
+        except OSError as error:
+            raise TrainingError(f"the run is complete, but its report cannot be written: {error}") from error
+        Display().say(f"report: {report}")
     return 0
 
 
 def resolve_recipe(arguments: argparse.Namespace) -> Recipe:
     """The recipe with what the command line overrides."""
-    overrides = dict(parse_override(text) for text in arguments.set)
-    overrides |= {
-        name: getattr(arguments, name) for name in ("epochs", "batch_size") if getattr(arguments, name) is not None
-    }
+    overrides = dict(parse_override(given) for given in arguments.set)
+    for name in ("epochs", "batch_size"):
+        value = getattr(arguments, name)
+        if value is None:
+            continue
+        if name in overrides:
+            raise RecipeError(
+                f"{name} is given twice, by an option of its own (={value}) and by --set; use one of them"
+            )
+        overrides[name] = value
     return load_recipe(arguments.recipe).with_overrides(overrides)
 
 
-def _parse_model_argument(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--model-arg {text!r} must look like name=value")
+def _parse_model_argument(given: str) -> tuple[str, Any]:
+    name, equals, value = given.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--model-arg {given!r} must look like name=value")
     try:
         return name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -109,9 +161,9 @@ def _parse_model_argument(text: str) -> tuple[str, Any]:
 
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_folder", metavar="RUN", help="the folder of a run, or its best/ or last/")
+    parser.add_argument("run_folder", type=path, metavar="RUN", help="the folder of a run, or its best/ or last/")
     _add_data(parser)
-    parser.add_argument("--batch-size", type=int, default=64, help="over all processes (default: 64)")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="over all processes (default: 64)")
     parser.set_defaults(run=run_eval)
 
 
@@ -124,7 +176,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
         result = trained.evaluate(
             data,
             processes,
-            batch_size=max(1, arguments.batch_size // processes.world_size),
+            batch_size=min(max(1, arguments.batch_size // processes.world_size), len(data.validation.labels)),
             workers=arguments.workers,
             unreadable=arguments.unreadable,
         )
@@ -132,17 +184,17 @@ def run_eval(arguments: argparse.Namespace) -> int:
             table = Table("images", "top-1", "top-5", "loss", "unreadable")
             shares = (f"{result.top1:.2%}", f"{result.top5:.2%}", f"{result.loss:.4f}")
             table.add_row(f"{result.images:,}", *shares, str(len(result.unreadable)))
-            console = Console()
-            console.print(table)
+            out = console()
+            out.print(table)
             for problem in result.unreadable:
-                console.print(f"unreadable: {problem}", markup=False)
+                out.print(f"unreadable: {problem}", soft_wrap=True)
     return 0
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_folder", metavar="RUN", help="the folder of a run, or its best/ or last/")
-    parser.add_argument("pictures", nargs="+", metavar="PICTURE", help="image files")
-    parser.add_argument("--top", type=int, default=5, help="how many classes to show (default: 5)")
+    parser.add_argument("run_folder", type=path, metavar="RUN", help="the folder of a run, or its best/ or last/")
+    parser.add_argument("pictures", type=text, nargs="+", metavar="PICTURE", help="image files")
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="how many classes to show (default: 5)")
     parser.set_defaults(run=run_predict)
 
 
@@ -151,10 +203,10 @@ def run_predict(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--top (={arguments.top}) must be at least 1")
     pictures = read_pictures(arguments.pictures)
     predictions = open_trained(arguments.run_folder).predict(pictures, arguments.top)
-    console = Console()
-    for path, guesses in zip(arguments.pictures, predictions, strict=True):
-        table = Table("class", "probability", title=path)
+    out = console()
+    for picture, guesses in zip(arguments.pictures, predictions, strict=True):
+        table = Table("class", "probability", title=picture)
         for name, share in guesses:
             table.add_row(name, f"{share:.2%}")
-        console.print(table)
+        out.print(table)
     return 0

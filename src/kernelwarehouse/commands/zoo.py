@@ -10,7 +10,12 @@ from kernelwarehouse.zoo.ablations import ablation_table
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("zoo", help="list the presets with their parameters and the paper's")
+    parser = commands.add_parser(
+        "zoo",
+        help="list the presets with their parameters and the paper's",
+        description="List the networks of the paper and those of the methods it compares with: what they count here, "
+        "and what the paper prints.",
+    )
     parser.add_argument("--ablations", action="store_true", help="the paper's ablations instead, with its accuracies")
     parser.set_defaults(run=run)
 
