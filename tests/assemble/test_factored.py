@@ -159,7 +159,8 @@ def test_whole_layers(name: str, tau: float, training: bool, monkeypatch: pytest
         _assert_close(found[key], exact, 1e-10)
     layer.float()
     for key, got in _step(layer, x.float(), "hidden").items():
-        _assert_close(got, expected[key], 1e-5)
+        # Dividing by the spread of three samples costs float32 a digit or two, and another number of them elsewhere.
+        _assert_close(got, expected[key], 1e-4 if training else 1e-5)
 
 
 @pytest.mark.parametrize("batch", [0, 1])
