@@ -81,6 +81,11 @@ def without_shortcuts(graph: Graph) -> Graph:
     }
 
 
+def edges() -> str:
+    """All imports between rooms in one line, which the picture carries so that a test can see whether it is old."""
+    return "; ".join(f"{room} imports {', '.join(sorted(targets))}" for room, targets in sorted(rooms().items()))
+
+
 def places(graph: Graph) -> dict[str, tuple[float, float]]:
     """Where each room is drawn: below all that import it, and near the middle of them."""
     importers: Graph = {room: {other for other, targets in graph.items() if room in targets} for room in graph}
@@ -99,9 +104,8 @@ def draw(path: Path) -> None:
 
     from kernelwarehouse._files import replacing
 
-    plt.rcParams["svg.hashsalt"] = "kernelwarehouse"
-    whole = rooms()
-    graph = {room: targets - set(EVERYWHERE) for room, targets in whole.items() if room not in EVERYWHERE}
+    plt.rcParams |= {"svg.hashsalt": "kernelwarehouse", "svg.fonttype": "none"}
+    graph = {room: targets - set(EVERYWHERE) for room, targets in rooms().items() if room not in EVERYWHERE}
     at = places(graph)
     tallest = max(height for _, height in at.values())
     figure, axes = plt.subplots(figsize=(WIDTH, 0.9 * tallest))
@@ -120,8 +124,9 @@ def draw(path: Path) -> None:
     axes.set_ylim(0, tallest + 0.5)
     axes.axis("off")
     path.parent.mkdir(parents=True, exist_ok=True)
+    about = {"Date": None, "Description": edges()} if path.suffix == ".svg" else None
     with replacing(path) as aside:
-        figure.savefig(aside, metadata={"Date": None} if path.suffix == ".svg" else None, bbox_inches="tight")
+        figure.savefig(aside, metadata=about, bbox_inches="tight")
     plt.close(figure)
 
 

@@ -4,7 +4,7 @@ import graphlib
 import subprocess
 import sys
 
-from scripts.import_graph import ENTRANCES, PACKAGE, floors, imported_modules, reachable, rooms
+from scripts.import_graph import ENTRANCES, PACKAGE, PICTURE, edges, floors, imported_modules, reachable, rooms
 
 import kernelwarehouse as kw
 
@@ -70,6 +70,11 @@ def test_the_core_brings_in_no_extra() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     # jinja2 may come with torch itself, which uses it for its compiler.
     assert set(found.stdout.split()) <= {"jinja2"}
+
+
+def test_the_picture_shows_the_imports_there_are() -> None:
+    """`make docs` draws it anew."""
+    assert edges() in PICTURE.read_text(encoding="utf-8")
 
 
 def test_imports_inside_functions_are_seen() -> None:
