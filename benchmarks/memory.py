@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,14 +27,15 @@ from benchmarks.cases import (
     static_network,
 )
 from kernelwarehouse.assemble.build import load_native
+from kernelwarehouse.compare.memory import status_bytes
 
 
 def process_memory(field: str) -> int:
     """A field of this process's status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}; memory can be measured on Linux only")
+    found = status_bytes(field)
+    if found is None:
+        raise RuntimeError(f"the system does not tell {field}; memory can be measured on Linux only")
+    return found
 
 
 def peak_in_this_process(case: Case, way: str, steps: int) -> int:

@@ -14,7 +14,8 @@ from kernelwarehouse.compare.measure import Setting, build, random_batch, traini
 _STATUS = Path("/proc/self/status")
 
 
-def _status_bytes(field: str) -> int | None:
+def status_bytes(field: str) -> int | None:
+    """A field of this process's status in bytes, such as VmHWM, the most it ever held; nothing where there is none."""
     if not _STATUS.exists():
         return None
     for line in _STATUS.read_text().splitlines():
@@ -28,11 +29,11 @@ def main(arguments: list[str]) -> int:
     image_size, batch_size, threads, classes = map(int, numbers)
     setting = Setting(image_size=image_size, batch_size=batch_size, threads=threads, classes=classes)
     torch.set_num_threads(threads)
-    imports = _status_bytes("VmRSS")
+    imports = status_bytes("VmRSS")
     step = training_step(build(name, setting), *random_batch(setting))
     for _ in range(2):
         step()
-    peak = _status_bytes("VmHWM")
+    peak = status_bytes("VmHWM")
     if imports is not None and peak is not None:
         print(peak - imports)
     return 0
