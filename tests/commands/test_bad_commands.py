@@ -135,7 +135,7 @@ OPTIONS = [
     ("TRAIN --device cuda:999", "device 'cuda:999'"),
     ("TRAIN --output {file}", "cannot be made a folder"),
     ("TRAIN --output {file}/run", "cannot be made a folder"),
-    ("TRAIN --output /dev/full/run", "cannot be made a folder"),
+    ("TRAIN --output {pipe}/run", "cannot be made a folder"),
     ("TRAIN --output /proc/run", "cannot be made a folder"),
     ("TRAIN --output {run} --seed 7", "seed: there 0, now 7"),
 ]
@@ -166,6 +166,7 @@ RECIPE = [
     ("TRAIN --set warmup_epochs=9", "warmup_epochs (=9) is longer than the run of 1 epochs"),
     ("TRAIN --set optimizer=lbfgs", "optimizer (='lbfgs') must be one of adabelief"),
     ("TRAIN --set optimizer=adahessian", "optimizer (='adahessian') must be one of adabelief"),
+    ("TRAIN --set optimizer=fusedsgd", "optimizer (='fusedsgd') cannot be used here"),
     ("TRAIN --set image_size=1000000000000", "image_size (=1000000000000) must be at least 0 and at most 8192"),
     ("TRAIN --set crop=round", "crop (='round') must be one of resized, padded, none"),
     ("TRAIN --set crop_padding=100000", "crop_padding (=100000) must be at most 16, the side of the images"),
@@ -307,11 +308,10 @@ COMPARE = [
     ("compare resnet18 --plot {missing}/a.png", "a file name in a directory that exists is wanted"),
     ("compare resnet18 --plot /proc/a.png", "/proc/a.png cannot be written"),
     ("compare resnet18 --image-size 8 --batch-size 1", "Expected more than 1 value per channel"),
-    ("compare test_vit --image-size 8 --batch-size 1", "choose another --image-size or --batch-size"),
+    ("compare vit_tiny_patch16_224 --image-size 8 --batch-size 1", "choose another --image-size or --batch-size"),
 ]
 # These are found out only when training has begun, and leave a folder.
 BEGUN = [
-    ("TRAIN --set optimizer=fusedsgd", "optimizer (='fusedsgd') cannot be used here"),
     ("TRAIN --set learning_rate=1e30 --epochs 4", "A smaller learning_rate, a longer warm-up or clip_norm may help"),
     ("TRAIN --data {unreadable}", "cannot identify image file"),
     ("TRAIN --data {unreadable} --unreadable skip", "none of the 8 training images can be read"),
