@@ -234,8 +234,8 @@ def test_inputs_smaller_than_the_kernel_are_refused() -> None:
 
 
 def test_traces_whole_and_under_function_transforms() -> None:
-    layer = layers.Conv2d(4, 4, 3).eval()
-    x = torch.randn(2, 4, 6, 6)
+    layer = layers.Conv2d(4, 4, 3, dtype=torch.float64).eval()
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), layer(x))
     parameters = dict(layer.named_parameters())
