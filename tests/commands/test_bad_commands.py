@@ -93,6 +93,10 @@ NETWORK = [
     ("TRAIN --model-arg checkpoint_path={missing}", "which is no file; the weights of resnet18 are wanted there"),
     ("TRAIN --model-arg checkpoint_path={folder}", "which is no file"),
     ("TRAIN --model-arg checkpoint_path={file}", "resnet18 cannot be built with"),
+    (
+        "TRAIN --model-arg pretrained=true --model-arg 'pretrained_cfg_overlay={{file=\"{missing}\"}}'",
+        "without weights to load or fetch (such as pretrained) it starts from new ones",
+    ),
     ("TRAIN --model-arg pretrained_cfg=zzz", "without weights to load or fetch"),
     ("TRAIN --model-arg pretrained_cfg=3", "resnet18 cannot be built with"),
     ("TRAIN --model-arg zzz=3", "got an unexpected keyword argument 'zzz'"),
@@ -259,9 +263,9 @@ DAMAGED = [
 EVAL = [
     ("eval {missing} --data {data}", "is not the folder of a run: it has no run.json"),
     ("eval {folder} --data {data}", "is not the folder of a run: it has no run.json"),
-    ("eval {file} --data {data}", "Not a directory"),
-    ("eval {run}/metrics.jsonl --data {data}", "Not a directory"),
-    ("eval {file}/best --data {data}", "Not a directory"),
+    ("eval {file} --data {data}", "is not the folder of a run: it has no run.json"),
+    ("eval {run}/metrics.jsonl --data {data}", "metrics.jsonl is not the folder of a run"),
+    ("eval {file}/best --data {data}", "is not the folder of a run"),
     ("eval {run}/zzz --data {data}", "is not the folder of a run"),
     ("eval {run} --data {missing}", "is not there: expected 'embedded'"),
     ("eval {run} --data {no_pixels}", "images are 0 x 0"),
@@ -275,7 +279,7 @@ EVAL = [
 ]
 PREDICT = [
     ("predict {missing} {picture}", "is not the folder of a run"),
-    ("predict {file} {picture}", "Not a directory"),
+    ("predict {file} {picture}", "is not the folder of a run"),
     ("predict {run} {missing}", "No such file"),
     ("predict {run} {folder}", "Is a directory"),
     ("predict {run} {data}", "good.npz: cannot identify image file"),

@@ -106,7 +106,7 @@ class RunFolder:
     def read_settings(self) -> RunSettings:
         try:
             text = self.settings_path.read_text(encoding="utf-8")
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise TrainingError(f"{self.path} is not the folder of a run: it has no {SETTINGS_FILE}") from error
         except (OSError, UnicodeDecodeError) as error:
             raise TrainingError(f"{self.settings_path} cannot be read: {error}") from error
