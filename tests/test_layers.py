@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import kernelwarehouse as kw
 from compiled_kernels import CAN_BE, pretend
 from kernelwarehouse import layers
-from kernelwarehouse.assemble import choose, force
+from kernelwarehouse.assemble.choose import choose, force
 from kernelwarehouse.errors import StrategyError
 from kernelwarehouse.inference import prepare_inference
 from reference import relative_error
