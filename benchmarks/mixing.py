@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks import results
 from benchmarks.cases import MODES, converted_network
 from benchmarks.speed import CLOCKS, interleave
-from kernelwarehouse.assemble import choose, force
+from kernelwarehouse.assemble.choose import choose, force
 from kernelwarehouse.layers import WarehouseLayer
 
 

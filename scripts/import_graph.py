@@ -26,7 +26,7 @@ def room_of(path: Path) -> str:
 
 def rooms() -> Graph:
     """Room -> the rooms that it imports."""
-    graph: Graph = {room_of(path): set() for path in PACKAGE.rglob("*.py")}
+    graph: Graph = {room_of(path): set() for path in sorted(PACKAGE.rglob("*.py"))}
     for path in sorted(PACKAGE.rglob("*.py")):
         room = room_of(path)
         for target in imported_modules(path):
@@ -110,7 +110,7 @@ def draw(path: Path) -> None:
     tallest = max(height for _, height in at.values())
     figure, axes = plt.subplots(figsize=(WIDTH, 0.9 * tallest))
     for room, targets in without_shortcuts(graph).items():
-        for target in targets:
+        for target in sorted(targets):
             (x, y), (to_x, to_y) = at[room], at[target]
             arrow = {"arrowstyle": "-|>", "color": "0.55", "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
             axes.annotate("", (to_x, to_y + 0.2), (x, y - 0.2), arrowprops=arrow)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kernelwarehouse._files import replacing
+
 TARGET = Path(__file__).parents[1] / "src/kernelwarehouse/data/embedded_fashion_mnist.npz"
 PER_CLASS = {"train": 500, "test": 100}
 
@@ -27,9 +29,8 @@ def main(source: str) -> None:
         chosen = first_of_each_class(full[f"y_{split}"], count)
         arrays[f"x_{split}"] = full[f"x_{split}"][chosen]
         arrays[f"y_{split}"] = full[f"y_{split}"][chosen]
-    part = TARGET.with_suffix(".part.npz")
-    np.savez_compressed(part, **arrays)
-    part.replace(TARGET)
+    with replacing(TARGET) as aside:
+        np.savez_compressed(aside, **arrays)
     print(f"{TARGET}: {len(arrays['y_train'])} + {len(arrays['y_test'])} images, {TARGET.stat().st_size:,} bytes")
 
 

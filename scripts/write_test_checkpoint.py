@@ -4,7 +4,6 @@ They go to tests/data/checkpoints/<version>, and only where that version has non
 Each comes with an input and the outputs it gave.
 """
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import kernelwarehouse as kw
-from kernelwarehouse._files import replacing
+from kernelwarehouse._files import new_folder
 
 FOLDER = Path(__file__).parents[1] / "tests" / "data" / "checkpoints" / kw.__version__
 TINY = {"channels": (32, 32, 32, 32), "layers": (1, 1, 1, 1), "num_classes": 3}
@@ -44,15 +43,13 @@ def main() -> int:
         return 1
     torch.manual_seed(0)
     x = torch.randn(2, 3, 16, 16)
-    aside = FOLDER.with_name(f".{FOLDER.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    for name, model in networks().items():
-        if kw.plan_of(model) is not None:
-            kw.set_temperature(model, 0.25)
-        kw.save(model, aside / name)
-        with torch.no_grad(), kw.force("plain"), replacing(aside / name / "expected.safetensors") as file:
-            save_file({"input": x, "output": model.eval()(x)}, file)
-    aside.rename(FOLDER)
+    with new_folder(FOLDER) as aside:
+        for name, model in networks().items():
+            if kw.plan_of(model) is not None:
+                kw.set_temperature(model, 0.25)
+            kw.save(model, aside / name)
+            with torch.no_grad(), kw.force("plain"):
+                save_file({"input": x, "output": model.eval()(x)}, aside / name / "expected.safetensors")
     return 0
 
 

@@ -8,6 +8,7 @@ import re
 import runpy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,26 @@ def test_links_lead_somewhere(page: Path) -> None:
     files = [link.split("#")[0] for link in links if "://" not in link and not link.startswith("#")]
     missing = [file for file in files if not (page.parent / file).exists()]
     assert not missing
+
+
+# What the documentation of the first version told people to import.
+OLD_PATHS = {
+    "kernelwarehouse.layers": ("Conv1d", "Conv2d", "Conv3d", "Linear"),
+    "kernelwarehouse.assemble": ("force",),
+    "kernelwarehouse.zoo": ("PRESETS",),
+    "kernelwarehouse.paper": ("results", "table_labels"),
+    "kernelwarehouse.peers": ("dyconv", "odconv", "se"),
+    "kernelwarehouse.demo": ("main",),
+    "kernelwarehouse": ("plan", "convert", "explain", "load", "save", "create_model", "load_published", "plan_of"),
+}
+
+
+def test_paths_that_the_documentation_named_stay() -> None:
+    for module, names in OLD_PATHS.items():
+        assert all(hasattr(import_module(module), name) for name in names), module
+    for name in ("plan", "convert", "explain"):  # once modules too
+        assert inspect.isfunction(getattr(kernelwarehouse, name))
+    assert kernelwarehouse.assemble.force is kernelwarehouse.force
 
 
 def test_all_kinds_of_errors_are_public() -> None:

@@ -68,6 +68,54 @@ def test_files_are_synced_before_they_get_their_name(tmp_path: Path, monkeypatch
     assert happened == ["file", "rename", "folder"]
 
 
+def test_folders_are_synced_whole_before_they_get_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+    real_sync, real_replace = os.fsync, os.replace
+
+    def sync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        real_sync(descriptor)
+
+    def replace(old: Path, new: Path) -> None:
+        assert {path.stat().st_ino for path in (old, *old.rglob("*"))} <= synced
+        assert not Path(new).exists()
+        real_replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    with _files.new_folder(tmp_path / "folder") as aside:
+        (aside / "inner").mkdir()
+        (aside / "inner" / "file").write_text("text")
+        (aside / "other").write_text("text")
+    assert (tmp_path / "folder" / "inner" / "file").read_text() == "text"
+    assert tmp_path.stat().st_ino in synced
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_half_a_folder_is_none(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with _files.new_folder(tmp_path / "folder") as aside:
+            (aside / "file").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_content_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "kept").write_text("old")
+
+    def replaced() -> None:
+        with _files.new_folder(tmp_path / "folder") as aside:
+            (aside / "file").write_text("new")
+
+    with pytest.raises(OSError, match=r"not empty|exists"):
+        replaced()
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder", "kept"]
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_permissions_follow_the_umask_whatever_the_writer_does(mask: int, tmp_path: Path) -> None:
     before = os.umask(mask)

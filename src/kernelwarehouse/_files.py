@@ -7,6 +7,7 @@ random name stays beside it. What fails here is an `OSError`; callers say what i
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,24 @@ def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder beside `path`, to write files and folders into; it gets the name `path` when the block ends well.
+
+    There may be nothing of that name but an empty folder: other folders cannot be replaced in one step.
+    """
+    path = Path(path)
+    aside = _beside(path)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        sync_tree(aside)
+        os.replace(aside, path)
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def replace_link(link: Path, target: Path) -> None:
     """Make `link` a symbolic link to `target`, in one step where it is one already."""
     aside = _beside(link)
@@ -81,6 +100,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until a folder, and all that it holds, is on disk; links are not followed."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for file in (Path(parent, name) for name in names):
+            if not file.is_symlink():
+                sync_file(file)
+        sync_folder(Path(parent))
 
 
 def sync_file(path: Path) -> None:

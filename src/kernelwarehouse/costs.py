@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from kernelwarehouse._terminal import console
-from kernelwarehouse.assemble import Choice, choose
+from kernelwarehouse.assemble.choose import Choice, choose
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.layers import Linear, WarehouseLayer
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from compiled_kernels import pretend
-from kernelwarehouse.assemble import Geometry, choose, force, native
+from kernelwarehouse.assemble import Geometry, force, native
+from kernelwarehouse.assemble.choose import choose
 from kernelwarehouse.errors import StrategyError
 from kernelwarehouse.partition import Partition
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import kernelwarehouse as kw
-from kernelwarehouse.assemble import Geometry, choose, evaluate, evaluate_factored, factored, force
+from kernelwarehouse.assemble import Geometry, evaluate, evaluate_factored, factored, force
+from kernelwarehouse.assemble.choose import choose
 from kernelwarehouse.attention import Attention, AttentionShape
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.errors import StrategyError

@@ -3,7 +3,7 @@ import torch
 from per_sample import convolve_each, linear, shake
 from torch import nn
 
-from kernelwarehouse.assemble import choose
+from kernelwarehouse.assemble.choose import choose
 from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.peers.dyconv import DYConv2d
 from kernelwarehouse.temperature import set_temperature

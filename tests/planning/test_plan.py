@@ -98,7 +98,19 @@ def test_unknown_names_are_refused(plan: kw.Plan) -> None:
         plan.without("layer9")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 7}', '{"version": 1, "warehouses": 3}', '"plan"'])
+def test_newer_versions_are_refused_as_such(plan: kw.Plan, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict() | {"version": 7, "unheard": 1}))
+    with pytest.raises(kw.PlanError, match=r"version 7; this library reads 1: a newer version .* wrote"):
+        kw.Plan.load(tmp_path / "plan.json")
+    with pytest.raises(kw.PlanError, match=r"version 'one'; this library reads 1: it is damaged"):
+        kw.Plan.from_dict(plan.to_dict() | {"version": "one"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"version": 7}', '{"version": 1, "warehouses": 3}', '"plan"', 100_000 * "["],
+    ids=lambda text: text[:30],
+)
 def test_foreign_files_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(kw.PlanError):

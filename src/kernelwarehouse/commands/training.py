@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+from kernelwarehouse._extras import require
 from kernelwarehouse._terminal import console
 from kernelwarehouse.commands.arguments import path, text
 from kernelwarehouse.data import open_dataset
@@ -107,6 +108,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
+    require("train", "training")  # before data are opened, which may mean to fetch them
     options = RunOptions(
         seed=arguments.seed,
         workers=arguments.workers,

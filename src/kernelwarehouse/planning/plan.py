@@ -263,8 +263,11 @@ class Plan:
             PlanError: for what is no plan, one of a newer version, or one that contradicts itself.
         """
         try:
-            if data["version"] != PLAN_VERSION:
-                raise PlanError(f"the plan has version {data['version']!r}; this library reads {PLAN_VERSION}")
+            version = data["version"]
+            if version != PLAN_VERSION:
+                newer = isinstance(version, int) and version > PLAN_VERSION
+                hint = "a newer version of kernelwarehouse wrote it" if newer else "it is damaged"
+                raise PlanError(f"the plan has version {version!r}; this library reads {PLAN_VERSION}: {hint}")
             plan = cls(
                 tuple(_warehouse_from_dict(item) for item in data["warehouses"]),
                 tuple(StaticLayer(**item) for item in data["static"]),
@@ -304,7 +307,7 @@ class Plan:
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
             raise PlanError(f"no plan can be read from {os.fspath(path)}: {error}") from error
         # `kernelwarehouse.save` puts the plan beside what it needs to rebuild the model.
         return cls.from_dict(data["plan"] if isinstance(data, dict) and data.get("plan") else data)

@@ -1,13 +1,81 @@
-"""Stages -> the groups of layers that share a warehouse."""
+"""Who shares a warehouse: the groups that the settings name, or groups found from the network's stages."""
 
+import dataclasses
+from collections.abc import Sequence
+
+from torch import nn
+
+from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.errors import PlanError
 from kernelwarehouse.planning.cells import divisors
+from kernelwarehouse.planning.discover import Discovery
+from kernelwarehouse.planning.patterns import Patterns
 from kernelwarehouse.planning.spec import Group, LayerSpec
-from kernelwarehouse.planning.stages import Block, Stage
+from kernelwarehouse.planning.stages import Block, Stage, find_stages
 
 # An attention grows with (pieces of its layer) x (cells of its warehouse). The paper's networks stay at 32 pieces of
 # the channels and 441 mixtures; beyond these bounds the attention dwarfs the kernels.
 MOST_PIECES = 32
 MOST_MIXTURES = 512
+
+
+def share(model: nn.Module, discovery: Discovery, kept: Sequence[LayerSpec], config: WarehouseConfig) -> list[Group]:
+    """Who shares a warehouse, as the settings say; `kept` are the layers to convert. In the order of first use, as the
+    paper lists them."""
+    place = {layer.label: index for index, layer in enumerate(kept)}
+    if config.groups:
+        groups = _explicit_groups(kept, config, [layer.label for layer in discovery.layers])
+        for group in groups:
+            _check_alike(group, discovery.frozen)
+    else:
+        groups = [_in_order(group, place) for group in _automatic_groups(model, discovery, set(place), config)]
+    return sorted(groups, key=lambda group: place[group.layers[0].label])
+
+
+def _automatic_groups(model: nn.Module, discovery: Discovery, kept: set[str], config: WarehouseConfig) -> list[Group]:
+    stages = find_stages(model, discovery)
+    if not kept <= discovery.frozen:
+        stages = frozen_apart(stages, discovery.frozen)
+    match config.sharing:
+        case "stage":
+            return share_by_stage(stages, kept, config.max_layers)
+        case "same_shape":
+            return share_same_shape(stages, kept, config.max_layers)
+        case "layer" | "none":
+            return share_within_layers(stages, kept, config.max_layers, config.sharing == "layer")
+
+
+def _in_order(group: Group, place: dict[str, int]) -> Group:
+    layers = tuple(sorted(group.layers, key=lambda layer: place[layer.label]))
+    return dataclasses.replace(group, layers=layers)
+
+
+def _explicit_groups(kept: Sequence[LayerSpec], config: WarehouseConfig, labels: list[str]) -> list[Group]:
+    """The groups that the settings name; their patterns may also match layers that are not kept."""
+    owners: dict[str, str] = {}
+    groups = []
+    for name, patterns in config.groups.items():
+        chosen = Patterns(patterns, labels).matches
+        layers = tuple(layer for layer in kept if layer.label in chosen)
+        for label in sorted(layer.label for layer in layers):
+            if label in owners:
+                raise PlanError(f"layer {label!r} is in groups {owners[label]!r} and {name!r}")
+            owners[label] = name
+        if not layers:
+            raise PlanError(f"group {name!r} is left without layers: all it matches are excluded")
+        groups.append(Group(name, layers, layers))
+    return groups
+
+
+def _check_alike(group: Group, frozen: frozenset[str]) -> None:
+    """A shared warehouse moves the kernels of all its layers, or of none."""
+    held = next((layer.label for layer in group.layers if layer.label in frozen), None)
+    trained = next((layer.label for layer in group.layers if layer.label not in frozen), None)
+    if held is not None and trained is not None:
+        raise PlanError(
+            f"group {group.name!r} has {held!r}, which is frozen (requires_grad is False), and {trained!r}, which is "
+            "trained; what they share would move both: give them groups of their own"
+        )
 
 
 def frozen_apart(stages: list[Stage], frozen: frozenset[str]) -> list[Stage]:

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from kernelwarehouse._files import replace_link, replacing, sync_file, sync_folder, write_file
+from kernelwarehouse._files import replace_link, replacing, sync_folder, sync_tree, write_file
 from kernelwarehouse.errors import CheckpointError, TrainingError
 from kernelwarehouse.saving.checkpoint import save
 from kernelwarehouse.training.folder_lock import HOLDER_FILE, LOCK_FILE, locked
@@ -135,9 +135,7 @@ class RunFolder:
             if state is not None:
                 with replacing(version / STATE_FILE) as aside:
                     torch.save(state, aside)
-            for file in version.iterdir():
-                sync_file(file)
-            sync_folder(version)
+            sync_tree(version)
             sync_folder(versions)
             replace_link(self.path / slot, Path(VERSIONS) / version.name)
         # Failed writes are OSErrors in Python, RuntimeErrors in torch.save and SafetensorErrors in safetensors.
