@@ -11,6 +11,7 @@ from rich.table import Table
 
 from kernelwarehouse._terminal import console
 from kernelwarehouse.data import DataSet, open_dataset
+from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.report.page import write_page
 from kernelwarehouse.report.run import result_table, runs_page, summarise_run, write_run_report
 from kernelwarehouse.training.api import train
@@ -79,4 +80,8 @@ def start_difference(data: DataSet, recipe: Recipe) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KernelWarehouseError as error:
+        print(f"kernelwarehouse: {error}", file=sys.stderr)
+        sys.exit(2)
