@@ -214,6 +214,18 @@ def test_changes_are_noticed(change: str, low_rank: float | None) -> None:
 
 
 @torch.no_grad()
+def test_memory_of_replaced_values_is_not_used_again() -> None:
+    """New values at the old address would pass for the old ones."""
+    model = _network()
+    prepare_inference(model, batch=64)
+    for cells in {layer.warehouse.cells for layer in _prepared(model)}:
+        before = cells.data_ptr()
+        cells.data = cells.data * 1.5
+        others = [torch.empty_like(cells) for _ in range(50)]
+        assert before not in [other.data_ptr() for other in others]
+
+
+@torch.no_grad()
 def test_parameters_handed_in_for_a_call_are_noticed() -> None:
     model = _network()
     x = torch.randn(64, 3, 12, 12, generator=torch.Generator().manual_seed(4))

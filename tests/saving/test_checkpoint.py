@@ -72,6 +72,42 @@ def test_own_models_are_given_to_load(tmp_path: Path) -> None:
         kw.load(tmp_path, model=nn.Sequential(nn.Conv2d(3, 8, 3)))
 
 
+@pytest.mark.parametrize("layer", [0, 2])
+def test_another_stride_than_the_saved_one_is_told(layer: int, tmp_path: Path) -> None:
+    model = converted(Own())
+    model[layer].stride = (2, 2)
+    kw.save(model, tmp_path)
+    with pytest.warns(kw.KernelWarehouseWarning, match=rf"stride of layer '{layer}' was \[2, 2\].* is \[1, 1\]"):
+        kw.load(tmp_path, model=Own())
+    same = Own()
+    same[layer].stride = (2, 2)
+    assert torch.equal(outputs(kw.load(tmp_path, model=same))[0], outputs(model)[0])
+
+
+def test_a_static_model_given_to_load_stays_as_it_is(tmp_path: Path) -> None:
+    model, given = Own(), Own()
+    kw.save(model, tmp_path)
+    before = given[0].weight.clone()
+    loaded = kw.load(tmp_path, model=given)
+    assert given.training
+    assert torch.equal(given[0].weight, before)
+    assert torch.equal(loaded[0].weight, model[0].weight)
+
+
+def test_models_loaded_in_inference_mode_can_be_trained(tmp_path: Path) -> None:
+    kw.save(converted(Own()), tmp_path)
+    with torch.inference_mode():
+        model = kw.load(tmp_path, model=Own())
+    model.train()(X).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_models_without_memory_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(kw.CheckpointError, match=r"no memory for weights: '0.weight' is on the device meta"):
+        kw.save(converted(Own()).to("meta"), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_types_and_ties_come_back(tmp_path: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import kernelwarehouse as kw
+from kernelwarehouse.saving.structure import difference, structure
 from tiny_things import TINY_RESNET
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -73,6 +74,13 @@ def test_changed_networks_are_not_taken_for_what_they_were(change: Callable[[Any
         kw.load(tmp_path)
     if change is not own_forward:  # a function on a module is for the user to set again
         assert same_outputs(kw.load(tmp_path, model=template), model)
+
+
+def test_the_order_inside_a_sequential_counts() -> None:
+    one, other = (nn.Sequential(nn.ReLU(), nn.Linear(2, 2)) for _ in range(2))
+    assert difference(structure(one), structure(other)) is None
+    other._modules["0"] = other._modules.pop("0")
+    assert "another order" in str(difference(structure(one), structure(other)))
 
 
 class Scaled(nn.Module):

@@ -59,6 +59,8 @@ class Prepared:
     attention: Attention
     sources: tuple[Tensor | None, ...]
     versions: tuple[tuple[int, int], ...]
+    # Kept alive: memory that `parameter.data = ...` frees could be given to its next values, under the same address.
+    memory: tuple[Tensor | None, ...]
     stepped: bool = False  # an optimiser has changed a source since
 
     @staticmethod
@@ -70,7 +72,8 @@ class Prepared:
                 start_kernel = geometry.partition.join(pieces.unflatten(1, geometry.partition.cell_shape))
         basis = make_basis(attention, cells, geometry)
         sources = _sources(attention, cells)
-        prepared = Prepared(basis, tau, start_kernel, attention, sources, tuple(map(_version, sources)))
+        memory = tuple(None if source is None else source.detach() for source in sources)
+        prepared = Prepared(basis, tau, start_kernel, attention, sources, tuple(map(_version, sources)), memory)
         _watch_optimisers()
         _all_prepared.add(prepared)
         return prepared

@@ -1,6 +1,7 @@
 """Save and load models: weights as safetensors, everything else as JSON."""
 
 import contextlib
+import copy
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from kernelwarehouse.errors import CheckpointError, KernelWarehouseWarning, Plan
 from kernelwarehouse.planning.plan import Plan
 from kernelwarehouse.saving.origin import Architecture, identify
 from kernelwarehouse.saving.placement import Placement, find_placement
+from kernelwarehouse.saving.sliding import slides_otherwise, sliding
 
 FORMAT = 2  # 1 had no names: every layer of the plan was in the model, or the zoo knew better
 PLAN_FILE = "plan.json"
@@ -52,6 +54,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     """
     model = unwrap(model)
     directory = Path(directory)
+    _check_has_memory(model)
     placement, problem = find_placement(model)
     origin = identify(model, placement)
     if origin.architecture is None and problem is not None:
@@ -67,6 +70,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
         "architecture": origin.architecture.to_dict() if origin.architecture else None,
         "plan": placement.plan.to_dict() if placement else None,
         "names": placement.names if placement else None,
+        "sliding": sliding(model),
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -93,7 +97,8 @@ def load(directory: str | os.PathLike[str], model: nn.Module | None = None) -> n
     Arguments:
         directory: what `save` was given.
         model: for a model that no library builds, a new one like that before it was converted. It stays as it is,
-            where it is; a copy is converted and returned.
+            where it is; a copy of it gets the weights and is returned. A `KernelWarehouseWarning` says where its
+            convolutions slide otherwise (stride, padding, dilation) than those that were saved.
 
     Raises:
         CheckpointError: for files that are missing, damaged, of a newer format, or of another model.
@@ -108,12 +113,16 @@ def load(directory: str | os.PathLike[str], model: nn.Module | None = None) -> n
     directory = Path(directory)
     description = _read_description(directory)
     placement = _read_placement(description, directory)
-    with torch.device("cpu"):
+    with torch.device("cpu"), torch.inference_mode(False):  # weights made in inference mode can never be trained
         if model is None:
             model = _rebuild(description, directory, placement)
         else:
             _check_has_memory(model)
-            model = model if placement is None else placement.apply_to_copy(model)
+            model = copy.deepcopy(model)
+            model = model if placement is None else placement.apply(model)
+            otherwise = slides_otherwise(description.get("sliding"), model)
+            if otherwise is not None:
+                warnings.warn(f"{directory}: {otherwise}", KernelWarehouseWarning, stacklevel=2)
         try:
             state = load_file(directory / description["weights"])
         except (OSError, SafetensorError) as error:
@@ -194,7 +203,7 @@ def _check_has_memory(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise CheckpointError(
-                f"the given {type(model).__name__} has no memory for weights: {name!r} is on the device meta; "
+                f"this {type(model).__name__} has no memory for weights: {name!r} is on the device meta; "
                 "make the model on the CPU or another real device"
             )
 

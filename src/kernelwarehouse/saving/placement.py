@@ -1,6 +1,5 @@
 """Where the layers of a plan are in a model: in a converted one when it is saved, in a static one when it is loaded."""
 
-import copy
 from dataclasses import dataclass
 
 from torch import nn
@@ -34,9 +33,6 @@ class Placement:
             if layer.spec.name in self.names:
                 _check_layer(model, self.names[layer.spec.name], layer.spec)
         return apply_plan(model, self.plan, self.names)
-
-    def apply_to_copy(self, model: nn.Module) -> nn.Module:
-        return self.apply(copy.deepcopy(model))
 
 
 def find_placement(model: nn.Module) -> tuple[Placement | None, str | None]:

@@ -74,6 +74,10 @@ def difference(ours: Structure, built: Structure) -> str | None:
         attribute = _other_attribute(one, other)
         if attribute is not None:
             return f"attribute {attribute!r} of {place} has another value there"
+    for name in (name for name, facts in here.items() if issubclass(facts.kind, nn.Sequential)):  # calls them in order
+        inside = [[key for key in names if key and key.rpartition(".")[0] == name] for names in (here, there)]
+        if inside[0] != inside[1]:
+            return f"the modules of {name!r} come in another order there"
     if ours.ties != built.ties:
         return "other parameters are tied there"
     return None
