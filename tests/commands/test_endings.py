@@ -113,6 +113,8 @@ def test_ctrl_c_ends_a_run_that_goes_on_with_the_same_command(data: Path, tmp_pa
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Where the tests run in the background of a shell, Ctrl-C is ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     while "epoch 2/1000" not in process.stdout.readline():

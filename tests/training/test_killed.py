@@ -42,7 +42,9 @@ def environment() -> dict[str, str]:
 def started(words: list[str], metrics: Path, lines: int) -> Iterator[subprocess.Popen[str]]:
     """The command, once it has reported so often. What is left of it afterwards, its workers included, is killed."""
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(words, env=environment(), start_new_session=True, **pipes)
+    # Where the tests run in the background of a shell, Ctrl-C is ignored, and children inherit that.
+    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    process = subprocess.Popen(words, env=environment(), start_new_session=True, **pipes, **heeding)
     try:
         while len(read_metrics(metrics)) < lines:
             if process.poll() is not None:
