@@ -123,7 +123,7 @@ def test_sigterm_writes_a_checkpoint_and_ctrl_c_damages_nothing(whole: Path, str
     with started(words, broken / "metrics.jsonl", reached + reached // 4 + 2) as process:
         os.killpg(process.pid, signal.SIGINT)
         said = process.communicate()[1]
-    assert process.returncode in (130, 0)  # 0: on a busy machine the run may be through before the signal comes
+    assert process.returncode == 130
     assert "_worker_loop" not in said  # through which every traceback of a worker goes
     assert "_bootstrap" not in said
 
