@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks import results
 from benchmarks.cases import MODES, converted_network
 from benchmarks.speed import CLOCKS, interleave
-from kernelwarehouse.assemble.choose import choose, force
+from kernelwarehouse.assemble import force, route
 from kernelwarehouse.layers import WarehouseLayer
 
 
@@ -61,7 +61,7 @@ def measure(layer: WarehouseLayer, case: Case, batch: int, mode: str, timing: Ca
     torch.manual_seed(0)
     layer.train(mode == "training")
     x = torch.randn(batch, layer.geometry.in_channels, case.side, case.side, requires_grad=mode == "training")
-    usual = choose(x, layer.geometry).strategy
+    usual = route(x, layer.warehouse.cells, layer.geometry).forward
     times = timing({way: partial(step, layer, x, way, mode) for way in (usual, "hidden")})
     medians = {way: statistics.median(taken) for way, taken in times.items()}
     shape = layer.attention.shape
@@ -78,7 +78,7 @@ def measure(layer: WarehouseLayer, case: Case, batch: int, mode: str, timing: Ca
         "rounds": len(times[usual]),
         "milliseconds": {way: round(1e3 * median, 2) for way, median in medians.items()},
         "ratio": round(medians["hidden"] / medians[usual], 3),
-        "chosen": choose(x, layer.geometry, layer.attention).strategy,
+        "chosen": route(x, layer.warehouse.cells, layer.geometry, layer.attention).forward,
     }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwarehouse.assemble import branch, choose, depthwise, native
+from kernelwarehouse.assemble import branch, depthwise, native
 from kernelwarehouse.assemble.build import load_native
 
 COMPILED = load_native()
@@ -14,4 +14,4 @@ def pretend(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
     """Let everything believe that there are compiled kernels, or none."""
     for module in (branch, depthwise, native):
         monkeypatch.setattr(module, "load_native", lambda: available)
-    monkeypatch.setattr(choose, "_chosen", {})
+    monkeypatch.setattr("kernelwarehouse.assemble.routing._answers", {})

@@ -14,6 +14,9 @@ from tiny_things import striped_arrays
 # The suite's own compiled kernels: kept between runs, and neither from the user's cache nor in it.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "kernels"))
 
+# What suits a layer is not measured again and again, on a busy machine: tests of measuring turn that on.
+os.environ.setdefault("KERNELWAREHOUSE_ROUTES", "rule")
+
 THREADS = int(os.environ.get("KERNELWAREHOUSE_TEST_THREADS", "1"))  # the suite runs one process per core
 torch.set_num_threads(THREADS)
 

@@ -36,7 +36,7 @@ def test_layers_strategies_and_counts(
     printed = capsys.readouterr().out
     assert list(costs) == ["1", "2", "4", "6"]
     assert all(name in printed for name in ("layer", "strategy", "why", "mixing", "product"))
-    assert costs["2"].strategy == ("depthwise" if compiled else "plain")
+    assert costs["2"].strategy == ("depthwise" if compiled else "grouped")
     # Two samples, 36 output positions, 9 kernel positions of 16 x 16 channels; mixed from all cells of the warehouse.
     assert costs["1"].product == 2 * 36 * 9 * 16 * 16
     cells = len(_model()[1].warehouse.cells)

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 import kernelwarehouse as kw
 from compiled_kernels import CAN_BE, pretend
-from kernelwarehouse.assemble import force, hidden, native
-from kernelwarehouse.assemble.hidden import Prepared, make_basis
+from kernelwarehouse.assemble import basis, force, native
+from kernelwarehouse.assemble.basis import Prepared, make_basis
+from kernelwarehouse.assemble.branch import coefficients
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.inference import prepare_inference
 from kernelwarehouse.layers import Conv2d, Linear, WarehouseLayer
@@ -73,11 +74,11 @@ def test_basis_gives_what_the_cells_give(name: str, compiled: bool, monkeypatch:
         layer.float()
     pooled = x.mean(1) if isinstance(layer, Linear) else x.flatten(2).mean(2)
     prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry)
-    v, scale = hidden._coefficients(layer.attention, pooled)
+    v, scale = coefficients(layer.attention, pooled)
     if fused:
         out = native.forward_basis(x, v, scale, prepared.basis, layer.geometry)
     else:
-        out = hidden._forward(x, v, scale, prepared.basis, layer.geometry)
+        out = basis.forward(x, v, scale, prepared.basis, layer.geometry)
     if layer.bias is not None:
         out = out + (layer.bias if isinstance(layer, Linear) else layer.bias.view(-1, 1, 1))
     assert (out - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import kernelwarehouse as kw
 from compiled_kernels import CAN_BE, pretend
 from kernelwarehouse import layers
-from kernelwarehouse.assemble.choose import choose, force
+from kernelwarehouse.assemble import force, hidden
 from kernelwarehouse.errors import StrategyError
 from kernelwarehouse.inference import prepare_inference
 from reference import relative_error
@@ -275,7 +275,7 @@ def test_traced_layers_that_mix_through_the_hidden_vector_take_any_batch(
     conv = layers.Conv2d(128, 128, 3, padding=1, config=kw.WarehouseConfig(16)).eval()
     conv.attention.set_temperature(0.0)
     x = torch.randn(64, 128, 2, 2)
-    assert choose(x, conv.geometry, conv.attention).strategy == "hidden"
+    assert hidden.saves(48, conv.attention)
     if prepared:
         assert prepare_inference(conv, batch=64).layers
     with torch.no_grad():

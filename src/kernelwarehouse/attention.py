@@ -194,7 +194,7 @@ class Attention(HasTemperature):
         logits = logits if logits.dtype == torch.float64 else logits.float()
         units = F.pad(hidden.to(logits.dtype), (0, 1), value=1.0)
         coefficients = units[:, None] / normaliser(logits)
-        weight, offset = self._affine()
+        weight, offset = self.affine()
         factors = torch.cat([weight, offset[..., None]], dim=2).transpose(1, 2)
         # Asking for a temperature on another device would wait for all that it still computes.
         if self.beta is None or (self.temperature.device.type == "cpu" and self.get_temperature() == 0):
@@ -204,7 +204,7 @@ class Attention(HasTemperature):
         factors = torch.cat([factors, self.beta[:, None].to(factors.dtype)], dim=1)
         return torch.cat([(1 - tau) * coefficients, start], dim=2), factors
 
-    def _affine(self) -> tuple[Tensor, Tensor]:
+    def affine(self) -> tuple[Tensor, Tensor]:
         """What the logits of cells are made of: `[mixtures, cells, hidden]` times the hidden vector, plus offsets."""
         shape, low_rank = self.shape, self.shape.low_rank
         weight = self.fc2.weight.unflatten(0, (shape.mixtures, -1))

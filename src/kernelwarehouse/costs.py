@@ -11,7 +11,6 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from kernelwarehouse._terminal import console
-from kernelwarehouse.assemble.choose import Choice, choose
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.layers import Linear, WarehouseLayer
 
@@ -64,19 +63,17 @@ def layer_costs(model: nn.Module, example: Tensor) -> tuple[LayerCost, ...]:
 
 def _cost(name: str, layer: WarehouseLayer, x: Tensor, output: Tensor) -> LayerCost:
     geometry, attention = layer.geometry, layer.attention
-    axes = geometry.spatial_axes
-    x = x.reshape(x.shape[0] if x.dim() > 1 else 1, -1, x.shape[-1]) if isinstance(layer, Linear) else x
-    x = x if x.dim() == max(3, axes + 2) else x[None]
+    batched = x.dim() > (1 if isinstance(layer, Linear) else geometry.spatial_axes + 1)
+    batch = len(x) if batched else 1
     kernel = math.prod(geometry.partition.kernel_shape)
-    mixed, choice = attention.shape.cells, choose(x, geometry, attention)
-    if layer.prepared is not None and layer.prepared.pays(x, attention, layer.warehouse.cells, geometry):
-        mixed = attention.shape.hidden + 1
-        choice = Choice("basis", f"prepared: mixes {mixed} kernels instead of {attention.shape.cells}")
-    mixing = len(x) * mixed * kernel
-    if choice.strategy == "hidden":
-        mixing = (len(x) + attention.shape.cells) * attention.shape.units * kernel
+    way, cells, units = layer.route, attention.shape.cells, attention.shape.units
+    if way is None:
+        raise KernelWarehouseError(
+            f"{name} was called through a compiler, which does not tell how; explain the model itself"
+        )
+    mixed = {"basis": batch * units, "hidden": (batch + cells) * units}.get(way.forward, batch * cells)
     positions = output.numel() // geometry.out_channels
-    return LayerCost(name, choice.strategy, choice.reason, mixing, positions * kernel)
+    return LayerCost(name, way.forward, way.reason, mixed * kernel, positions * kernel)
 
 
 @contextmanager

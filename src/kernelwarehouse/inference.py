@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
-from kernelwarehouse.assemble.hidden import Prepared, basis_size, pays_back
+from kernelwarehouse.assemble.basis import Prepared, basis_size, pays_back
+from kernelwarehouse.assemble.rates import Rates, machine_rates
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.layers import WarehouseLayer
 
@@ -59,7 +61,7 @@ def prepare_inference(model: nn.Module, memory_limit: float = 2e9, batch: int = 
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, WarehouseLayer)}
     if not layers:
         raise KernelWarehouseError(f"{type(model).__name__} has no converted layers; convert it first")
-    gains = {name: pays_back(batch, layer.attention, layer.geometry) for name, layer in layers.items()}
+    gains = {name: pays_back(batch, layer.attention, layer.geometry, _rates(layer)) for name, layer in layers.items()}
     for layer in layers.values():
         layer.prepared = None
     chosen, used = [], 0
@@ -72,3 +74,7 @@ def prepare_inference(model: nn.Module, memory_limit: float = 2e9, batch: int = 
             chosen.append(name)
             used += size
     return Preparation(tuple(chosen), used, batch)
+
+
+def _rates(layer: WarehouseLayer) -> Rates:
+    return machine_rates(layer.warehouse.cells.device, torch.get_num_threads())

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernelwarehouse._bfloat16 import require_computable
-from kernelwarehouse.assemble import Geometry, evaluate, evaluate_factored, mixes_through_hidden
-from kernelwarehouse.assemble.branch import attend
-from kernelwarehouse.assemble.hidden import Prepared
+from kernelwarehouse.assemble import Geometry, Route, evaluate_layer
+from kernelwarehouse.assemble.basis import Prepared
 from kernelwarehouse.assignment import beta
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.config import WarehouseConfig
@@ -77,6 +76,7 @@ class WarehouseLayer(nn.Module):
             )
         self.geometry = geometry
         self.prepared: Prepared | None = None  # by prepare_inference
+        self.route: Route | None = None  # that the last call took
         self.warehouse = source.warehouse
         self.attention = source.attention
         out = geometry.out_channels
@@ -85,17 +85,10 @@ class WarehouseLayer(nn.Module):
     def _evaluate(self, x: Tensor, seen: Tensor) -> Tensor:
         """`x` as `Geometry` wants it; `seen` is what the attention looks at."""
         require_computable(x.device, x.dtype)
-        cells = self.warehouse.cells
-        if self.prepared is not None:
-            out = self.prepared.evaluate(x, seen, self.attention, cells, self.geometry)
-            if out is not None:
-                return out
-        if mixes_through_hidden(x, self.geometry, self.attention):
-            return evaluate_factored(x, *self.attention.factored(seen), cells, self.geometry)
-        attention = attend(self.attention, seen)
-        if attention.dtype != cells.dtype:
-            attention = attention.to(cells.dtype)
-        return evaluate(x, attention, cells, self.geometry)
+        out, route = evaluate_layer(x, seen, self.attention, self.warehouse.cells, self.geometry, self.prepared)
+        if not torch.compiler.is_compiling():
+            self.__dict__["route"] = route  # a module's own way to set an attribute takes longer than a small product
+        return out
 
     def train(self, mode: bool = True) -> Self:
         if mode:
@@ -103,7 +96,8 @@ class WarehouseLayer(nn.Module):
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "prepared": None}  # copies and files carry no memory that can be made again
+        # Copies and files carry no memory that can be made again, and no history.
+        return {**super().__getstate__(), "prepared": None, "route": None}
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":

@@ -5,8 +5,7 @@ import torch
 
 from compiled_kernels import COMPILED
 from kernelwarehouse.assemble import force
-from kernelwarehouse.assemble.branch import attend, fused_attention, fused_coefficients
-from kernelwarehouse.assemble.hidden import _coefficients
+from kernelwarehouse.assemble.branch import attend, coefficients, fused_attention, fused_coefficients
 from kernelwarehouse.attention import Attention, AttentionShape
 from kernelwarehouse.attention_functions import normaliser
 from kernelwarehouse.config import WarehouseConfig
@@ -73,12 +72,10 @@ def test_zero_logits_give_no_nan() -> None:
 @torch.no_grad()
 def test_coefficients() -> None:
     attention, pooled = _attention(0.0), torch.randn(4, 12)
-    coefficients = _coefficients(attention, pooled)
+    units, scale = coefficients(attention, pooled)
     hidden = attention.hidden(pooled)
-    torch.testing.assert_close(coefficients[0], torch.cat([hidden, torch.ones(4, 1)], 1), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(
-        coefficients[1], 1 / normaliser(attention.logits(hidden)).squeeze(-1), rtol=1e-5, atol=1e-6
-    )
+    torch.testing.assert_close(units, torch.cat([hidden, torch.ones(4, 1)], 1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(scale, 1 / normaliser(attention.logits(hidden)).squeeze(-1), rtol=1e-5, atol=1e-6)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from kernel_processes import LOAD, names, run
 
 from kernelwarehouse import _files
 from kernelwarehouse.assemble import kernel_cache
-from kernelwarehouse.assemble.build import _fingerprint
+from kernelwarehouse.assemble.build import fingerprint
 
 # Python's own writes below a folder fail as on a read-only file system: for root, too, whom permissions do not stop.
 READ_ONLY = """
@@ -30,7 +30,7 @@ sys.addaudithook(refuse)
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kernels, compiled once for the suite. Without a compiler any library of torch shows what is loaded."""
-    folder, stem = tmp_path_factory.mktemp("kernels"), f"native-{_fingerprint()}"
+    folder, stem = tmp_path_factory.mktemp("kernels"), f"native-{fingerprint()}"
     run(folder, TORCH_EXTENSIONS_DIR=os.environ["TORCH_EXTENSIONS_DIR"])
     found = kernel_cache.find(kernel_cache.usual_folder(), stem)
     shutil.copyfile(found or torch._C.__file__, folder / "built")
@@ -85,7 +85,7 @@ def test_damaged_library_is_not_loaded_but_compiled_again(how: str, usual: Path,
 
 
 def test_library_without_a_checksum_is_not_loaded(usual: Path) -> None:
-    usual.rename(usual.with_name(f"native-{_fingerprint()}.so"))
+    usual.rename(usual.with_name(f"native-{fingerprint()}.so"))
     assert _find(usual) is None
 
 
@@ -170,7 +170,7 @@ def test_link_is_no_library(usual: Path, tmp_path: Path) -> None:
 
 
 def _find(library: Path) -> Path | None:
-    return kernel_cache.find(library.parent, f"native-{_fingerprint()}")
+    return kernel_cache.find(library.parent, f"native-{fingerprint()}")
 
 
 @pytest.mark.parametrize("obstacle", ["link", "file", "open to the group", "of another user"])

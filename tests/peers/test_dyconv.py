@@ -3,7 +3,7 @@ import torch
 from per_sample import convolve_each, linear, shake
 from torch import nn
 
-from kernelwarehouse.assemble.choose import choose
+from kernelwarehouse.assemble import route
 from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.peers.dyconv import DYConv2d
 from kernelwarehouse.temperature import set_temperature
@@ -59,7 +59,7 @@ def test_experts_start_apart_each_like_a_static_kernel():
 def test_whole_kernels_are_not_taken_apart_by_position():
     # A product per position would first copy all experts into another order: at batch 1, ten times the convolution.
     layer = DYConv2d(nn.Conv2d(8, 8, 3))
-    assert choose(torch.randn(1, 8, 7, 7), layer.geometry).strategy == "grouped"
+    assert route(torch.randn(1, 8, 7, 7), layer.weight, layer.geometry).forward == "grouped"
 
 
 def test_gradients_reach_everything():

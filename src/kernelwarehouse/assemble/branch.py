@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from kernelwarehouse.assemble.build import load_native
-from kernelwarehouse.assemble.choose import forced
+from kernelwarehouse.assemble.context import forced
 from kernelwarehouse.attention import Attention
-from kernelwarehouse.attention_functions import NORMALISER_EPS
+from kernelwarehouse.attention_functions import NORMALISER_EPS, normaliser
 
 
 def attend(attention: Attention, x: Tensor) -> Tensor:
@@ -16,9 +16,19 @@ def attend(attention: Attention, x: Tensor) -> Tensor:
     return attention(x) if fused is None else fused
 
 
+def coefficients(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What a mixture of bases is made with: `[batch, h + 1]`, ending in 1, and the scale of every mixture."""
+    fused = fused_coefficients(attention, x)
+    if fused is not None:
+        return fused
+    hidden = attention.hidden(x)
+    scale = 1 / normaliser(attention.logits(hidden)).squeeze(-1)
+    return torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1), scale
+
+
 def fused_attention(attention: Attention, x: Tensor) -> Tensor | None:
     """What `attention(x)` gives, or `None` where the compiled call does not apply."""
-    parameters = _parameters(attention, x) if forced() in (None, "native") else None
+    parameters = _parameters(attention, x) if forced() in (None, "native", "basis") else None
     if parameters is None:
         return None
     beta, tau = attention._buffers["beta"], attention.get_temperature()

@@ -42,7 +42,7 @@ def load_native() -> bool:
 
 
 def _load() -> None:
-    stem = f"native-{_fingerprint()}"
+    stem = f"native-{fingerprint()}"
     try:
         _load_from(kernel_cache.usual_folder(), stem)
     except OSError as error:
@@ -103,7 +103,7 @@ def _ninja_on_path() -> Iterator[None]:
         os.environ["PATH"] = before
 
 
-def _fingerprint() -> str:
+def fingerprint() -> str:
     """Changes with sources, torch and processor: code for one processor may not run on another."""
     digest = hashlib.sha256()
     for source in sorted(_SOURCES.iterdir()):

@@ -4,17 +4,17 @@ Mixing costs next to nothing here; a convolution library, though, spends most of
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from kernelwarehouse.assemble.blocks import chunks
 from kernelwarehouse.assemble.build import load_native
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.native import LANES, attention_pairs
-from kernelwarehouse.errors import StrategyError
+from kernelwarehouse.assemble.strategy import Strategy
 
 
 @lru_cache(maxsize=1024)
@@ -38,14 +38,7 @@ def obstacle(x: Tensor, geometry: Geometry) -> str | None:
     return _obstacle(geometry) or (None if load_native() else "the kernels could not be built, or are turned off")
 
 
-def require(x: Tensor, geometry: Geometry) -> None:
-    """Raise where these kernels cannot evaluate a layer on this input."""
-    problem = obstacle(x, geometry)
-    if problem is not None:
-        raise StrategyError(f"the layer with kernel {geometry.partition.kernel_shape} cannot be depthwise: {problem}")
-
-
-# Numbers of a temporary; larger ones are mapped and page-faulted anew by the allocator on every call.
+# Numbers of a temporary.
 _BLOCK = 2 << 20
 
 
@@ -83,7 +76,7 @@ def _input_gradient(grad: Tensor, pairs: Tensor, cells: Tensor, geometry: Geomet
     size, turned, (down, across) = dense.output_size(space), pairs.flip(2), geometry.stride
     shared = geometry.out_channels // geometry.in_channels
     grad_input = grad.new_empty(len(grad), geometry.in_channels, *space)
-    for chunk in _chunks(len(grad), geometry.out_channels * math.prod(size)):
+    for chunk in chunks(len(grad), geometry.out_channels * math.prod(size), _BLOCK):
         spread = grad[chunk]
         if geometry != dense:
             spread = grad.new_zeros(len(spread), geometry.out_channels, *size)
@@ -95,7 +88,4 @@ def _input_gradient(grad: Tensor, pairs: Tensor, cells: Tensor, geometry: Geomet
     return grad_input
 
 
-def _chunks(batch: int, sample: int) -> Iterator[slice]:
-    step = max(1, _BLOCK // sample)
-    for start in range(0, batch, step):
-        yield slice(start, min(start + step, batch))
+STRATEGY = Strategy("depthwise", forward, backward, obstacle)

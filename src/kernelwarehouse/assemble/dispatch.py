@@ -1,53 +1,51 @@
-"""Evaluation of a layer by whichever strategy suits it."""
+"""Evaluation of a layer along its route."""
 
 import torch
 from torch import Tensor
 
-from kernelwarehouse.assemble import depthwise, factored, grouped, matmul, native, plain, pointwise
-from kernelwarehouse.assemble.choose import choose
-from kernelwarehouse.assemble.function import Recomputed, Strategy
+from kernelwarehouse.assemble.basis import Prepared
+from kernelwarehouse.assemble.branch import attend
 from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.registry import STRATEGIES
+from kernelwarehouse.assemble.routing import Route, route
+from kernelwarehouse.assemble.strategy import Recomputed
+from kernelwarehouse.attention import Attention
 from kernelwarehouse.errors import ShapeError
-
-_RECOMPUTING: dict[str, Strategy] = {
-    "depthwise": depthwise,
-    "grouped": grouped,
-    "matmul": matmul,
-    "native": native,
-    "pointwise": pointwise,
-}
 
 
 def evaluate(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
-    """The output of a layer without its bias.
+    """The output of a layer without its bias, from attentions.
 
     `x` is `[batch, in, *space]`, or `[batch, tokens, in]` for a linear layer; `attention` is `[batch, m, n]` and
-    `cells` `[n, *cell]`. Which strategy is used is for `choose` to say; all compute the same.
+    `cells` `[n, *cell]`. Which strategies are used is for `route` to say; all compute the same.
     """
     _check(x, attention, cells, geometry)
     dtype = _autocast_dtype(x)
     if dtype is None:
-        return _run(x, attention, cells, geometry)
+        return _run(route(x, cells, geometry), geometry, x, attention, cells)
     with torch.autocast(x.device.type, enabled=False):
-        return _run(x.to(dtype), attention.to(dtype), cells.to(dtype), geometry)
+        x, attention, cells = x.to(dtype), attention.to(dtype), cells.to(dtype)
+        return _run(route(x, cells, geometry), geometry, x, attention, cells)
 
 
-def evaluate_factored(x: Tensor, coefficients: Tensor, factors: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
-    """The same for the attention `coefficients @ factors`, which is not computed (see `factored`).
-
-    `coefficients` are `[batch, m, r]`, `factors` `[m, r, n]`.
-    """
-    if x.numel() == 0:
-        attention = torch.matmul(coefficients.transpose(0, 1), factors).transpose(0, 1)
-        return plain.evaluate(x, attention, cells, geometry)
+def evaluate_layer(
+    x: Tensor, seen: Tensor, attention: Attention, cells: Tensor, geometry: Geometry, prepared: Prepared | None
+) -> tuple[Tensor, Route]:
+    """The output of a layer without its bias, and the way it took; the attention looks at `seen`."""
     dtype = _autocast_dtype(x)
     if dtype is not None:
         x, cells = x.to(dtype), cells.to(dtype)
+    way = route(x, cells, geometry, attention, prepared)
+    if way.forward == "basis" and prepared is not None:
+        return prepared.evaluate(x, seen, geometry), way
+    factored = STRATEGIES[way.forward].mixing == "factors"
+    mixing: tuple[Tensor, ...] = attention.factored(seen) if factored else (attend(attention, seen),)
+    if mixing[0].dtype != cells.dtype:
+        mixing = tuple(part.to(cells.dtype) for part in mixing)
+    if dtype is None:
+        return _run(way, geometry, x, *mixing, cells), way
     with torch.autocast(x.device.type, enabled=False):
-        tensors = x, coefficients.to(cells.dtype), factors.to(cells.dtype), cells
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return factored.Factored.apply(geometry, *tensors)
-        return factored.forward(*tensors, geometry)
+        return _run(way, geometry, x, *mixing, cells), way
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -57,14 +55,14 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if casts and torch.is_autocast_enabled(device) else None
 
 
-def _run(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
-    name = choose(x, geometry).strategy
-    if name == "plain":
-        return plain.evaluate(x, attention, cells, geometry)
-    strategy = _RECOMPUTING[name]
-    if torch.is_grad_enabled() and (x.requires_grad or attention.requires_grad or cells.requires_grad):
-        return Recomputed.apply(strategy, geometry, x, attention, cells)
-    return strategy.forward(x, attention, cells, geometry)
+def _run(way: Route, geometry: Geometry, *tensors: Tensor) -> Tensor:
+    """Input, mixing and cells -> output."""
+    strategy = STRATEGIES[way.forward]
+    if strategy.backward is None:
+        return strategy.forward(*tensors, geometry)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return Recomputed.apply(strategy, STRATEGIES[way.backward or way.forward], geometry, *tensors)
+    return strategy.forward(*tensors, geometry)
 
 
 def _check(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> None:

@@ -2,8 +2,18 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import product
 
 from kernelwarehouse.partition import Partition
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One position of a kernel."""
+
+    reach: tuple[int, ...]  # how far from the first position it looks, on every axis
+    position: int  # among the mixtures
+    inner: int  # inside a cell (0 where the cells are one position wide)
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,17 @@ class Geometry:
         """Spatial size of the smallest input that the kernel fits into, padding included."""
         axes = zip(self.kernel_size, self.dilation, self.padding, strict=True)
         return tuple(dilation * (kernel - 1) + 1 - 2 * pad for kernel, dilation, pad in axes)
+
+    @cached_property
+    def taps(self) -> tuple[Tap, ...]:
+        """All positions of the kernel, the last axis fastest; a linear layer has one."""
+        return tuple(map(self._tap, product(*map(range, self.kernel_size))))
+
+    def _tap(self, place: tuple[int, ...]) -> Tap:
+        position = inner = 0
+        for at, count, width in zip(place, self.partition.counts[2:], self.partition.cell_shape[2:], strict=True):
+            position, inner = position * count + at // width, inner * width + at % width
+        return Tap(tuple(at * step for at, step in zip(place, self.dilation, strict=True)), position, inner)
 
     def output_size(self, space: tuple[int, ...]) -> tuple[int, ...]:
         """Spatial size of the output for an input of size `space` (a linear layer's tokens are not spatial: empty)."""

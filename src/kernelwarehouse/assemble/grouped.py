@@ -4,31 +4,29 @@ A convolution library is at its best where the output is large; the chunk keeps 
 one sample is an ordinary convolution.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
+from kernelwarehouse.assemble.blocks import block_size, chunks
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.plain import apply_kernels, assemble_kernels, split_kernels
+from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.partition import Partition
 
-# Assembled numbers alive at once. Larger temporaries are mapped and page-faulted anew by the allocator on every call.
+# Assembled numbers alive at once on a CPU.
 _BLOCK = 2 << 20
 
 
-def chunks(batch: int, partition: Partition, block: int = _BLOCK) -> Iterator[slice]:
+def kernel_chunks(x: Tensor, partition: Partition, on_cpu: int) -> list[slice]:
     """Slices of the batch whose kernels fit a block."""
-    step = max(1, block // (partition.mixtures * partition.cell_size))
-    for start in range(0, batch, step):
-        yield slice(start, min(start + step, batch))
+    return chunks(x.shape[0], partition.mixtures * partition.cell_size, block_size(x.device, on_cpu))
 
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias."""
     pieces = [
         apply_kernels(x[chunk], assemble_kernels(attention[chunk], cells, geometry.partition), geometry)
-        for chunk in chunks(x.shape[0], geometry.partition)
+        for chunk in kernel_chunks(x, geometry.partition, _BLOCK)
     ]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -41,7 +39,7 @@ def backward(
     flat_cells = cells.reshape(cells.shape[0], -1)
     grad_input = torch.empty_like(x) if wants_input else None
     grad_attention, grad_cells = torch.empty_like(attention), torch.zeros_like(flat_cells)
-    for chunk in chunks(x.shape[0], partition):
+    for chunk in kernel_chunks(x, partition, _BLOCK):
         picked = attention[chunk]
         kernels = assemble_kernels(picked, cells, partition)
         grad_x, grad_kernels = _product_backward(grad[chunk], x[chunk], kernels, geometry, wants_input)
@@ -73,3 +71,6 @@ def _product_backward(
         [wants_input, True, False],
     )
     return grad_x.view(x.shape) if wants_input else None, grad_kernels.view(kernels.shape)
+
+
+STRATEGY = Strategy("grouped", forward, backward)

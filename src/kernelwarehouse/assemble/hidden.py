@@ -1,206 +1,217 @@
-"""Mixing through the hidden vector of the attention, exactly.
+"""Mixing through the hidden vector of the attention, in training too.
 
-Before normalisation the logits are affine in the hidden vector v: `z[i, j] = sum_k F[i, j, k] v_k + c[i, j]`. A mixture
-is then `1 / (sum_j |z_ij| + eps)` times a sum over k of `v_k * P[i, k]`, where the kernels
-`P[i, k] = sum_j F[i, j, k] e_j` do not depend on the input. Where the weights are frozen, P is made once: mixing costs
-h + 1 kernels instead of n. At a temperature above 0, outputs are `1 - tau` of that plus tau times those of the kernels
-that the layer starts from, which are static.
+Before normalisation, logits are affine in the hidden vector, so that attentions are products of two small matrices:
+`attention[b, i, :] = coefficients[b, i, :] @ factors[i, :, :]` (see `Attention.factored`), with r units in between. The
+factors mix the cells into r kernels that do not depend on the sample, and the coefficients mix those: `r n + batch r`
+multiply-adds for every number of a kernel instead of `batch n`, in forward and in each of the three steps of backward.
+
+The kernels of the units are made for some output channels at a time and for as many mixtures as possible, which makes
+large products; those of the samples for one mixture and a few samples, so that they stay in cache.
 """
 
-import copy
-import functools
 import math
-import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from kernelwarehouse.assemble import native
-from kernelwarehouse.assemble.branch import fused_coefficients
-from kernelwarehouse.assemble.choose import forced, hidden_obstacle, recorded
+from kernelwarehouse.assemble.blocks import block_size, even, ranges
+from kernelwarehouse.assemble.context import recorded
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.plain import apply_kernels, apply_static
+from kernelwarehouse.assemble.matmul import cells_by_position
+from kernelwarehouse.assemble.runs import Run, Runs
+from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.attention import Attention
-from kernelwarehouse.attention_functions import normaliser
 
-# Assembled numbers alive at once in the pure-PyTorch way.
-_BLOCK = 2 << 20
-
-
-def basis_size(attention: Attention, geometry: Geometry) -> int:
-    """Numbers in the basis of a layer."""
-    partition = geometry.partition
-    return (attention.shape.hidden + 1) * partition.mixtures * partition.cell_size
+# Numbers of the units' kernels and of the samples' kernels that are alive at once on a CPU, and of how many samples
+# these are at least.
+_UNITS = 8 << 20
+_KERNELS = 1 << 20
+_SAMPLES = 16
 
 
-@torch.no_grad()
-def make_basis(attention: Attention, cells: Tensor, geometry: Geometry) -> Tensor:
-    """P as `[out groups, positions * in groups, h + 1, *cell]`, the kernel of the constant last."""
-    partition = geometry.partition
-    exact = copy.deepcopy(attention).double()
-    units = torch.eye(attention.shape.hidden, dtype=torch.float64, device=cells.device)
-    offset = exact.logits(torch.zeros_like(units[:1]))
-    affine = torch.cat([exact.logits(units) - offset, offset])[..., :-1]  # [h + 1, m, n], without the zero cell
-    pairs = affine.unflatten(1, (partition.positions, partition.out_groups, partition.in_groups)).permute(2, 1, 3, 0, 4)
-    mixed = torch.matmul(pairs.to(cells.dtype), cells.flatten(1))  # [out groups, positions, in groups, h + 1, cell]
-    return mixed.flatten(1, 2).unflatten(-1, partition.cell_shape)
+def obstacle(attention: Attention | None) -> str | None:
+    """Why a layer cannot be mixed through the hidden vector of its attention, or nothing."""
+    if attention is None:
+        return "its attentions are given, not the branch that they come from"
+    if recorded():
+        return "a trace would keep the size of this batch"
+    shape = attention.shape
+    if shape.function != "caf":
+        return f"its attention function is {shape.function!r}; 'caf' is wanted"
+    if shape.own_cells_only:
+        return "its mixtures see their own cells only"
+    if not isinstance(attention.fc2, nn.Linear):
+        return f"the last layer of its attention is a {type(attention.fc2).__name__}, not a linear one"
+    for name, part in (("attention", attention), ("attention.fc2", attention.fc2)):
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            return f"a hook wants to see what its {name} computes"
+    return None
 
 
-@dataclass(eq=False)
-class Prepared:
-    """The basis of one layer, and what it was made from."""
-
-    basis: Tensor
-    tau: float
-    start_kernel: Tensor | None  # tau times the kernel that the layer starts from
-    attention: Attention
-    sources: tuple[Tensor | None, ...]
-    versions: tuple[tuple[int, int], ...]
-    # Kept alive: memory that `parameter.data = ...` frees could be given to its next values, under the same address.
-    memory: tuple[Tensor | None, ...]
-    stepped: bool = False  # an optimiser has changed a source since
-
-    @staticmethod
-    def of(attention: Attention, cells: Tensor, geometry: Geometry) -> "Prepared":
-        tau, beta, start_kernel = attention.get_temperature(), attention.beta, None
-        if tau > 0 and beta is not None:
-            with torch.no_grad():
-                pieces = torch.matmul(tau * beta.to(cells.dtype), cells.flatten(1))
-                start_kernel = geometry.partition.join(pieces.unflatten(1, geometry.partition.cell_shape))
-        basis = make_basis(attention, cells, geometry)
-        sources = _sources(attention, cells)
-        memory = tuple(None if source is None else source.detach() for source in sources)
-        prepared = Prepared(basis, tau, start_kernel, attention, sources, tuple(map(_version, sources)), memory)
-        _watch_optimisers()
-        _all_prepared.add(prepared)
-        return prepared
-
-    def fresh(self, attention: Attention, cells: Tensor) -> bool:
-        """Whether the layer still holds the very tensors that the basis was made from, unchanged."""
-        if self.stepped or attention is not self.attention:
-            return False
-        for tensor, source, (version, address) in zip(
-            _sources(attention, cells), self.sources, self.versions, strict=True
-        ):
-            if tensor is not source:
-                return False
-            if tensor is not None and (tensor.data_ptr() != address or (version >= 0 and tensor._version != version)):
-                return False
-        return True
-
-    def pays(self, x: Tensor, attention: Attention, cells: Tensor, geometry: Geometry) -> bool:
-        """Whether the basis is to be used for this input, gradients aside."""
-        if torch.compiler.is_compiling() or forced() is not None or torch.is_autocast_enabled(x.device.type):
-            return False
-        if recorded():
-            return False  # a trace would keep the basis, and the size of this batch
-        if x.dtype != self.basis.dtype or x.device != self.basis.device or x.numel() == 0:
-            return False
-        if saved_seconds(x.shape[0], attention, geometry) <= 0 or not self.fresh(attention, cells):
-            return False
-        return hidden_obstacle(attention) is None  # hooks may have come since
-
-    def evaluate(
-        self, x: Tensor, seen: Tensor, attention: Attention, cells: Tensor, geometry: Geometry
-    ) -> Tensor | None:
-        """The output of a layer without its bias; `None` where another way is better, or asked for, or the only one."""
-        if torch.is_grad_enabled() or not self.pays(x, attention, cells, geometry):
-            return None
-        hidden, scale = _coefficients(attention, seen)
-        scale = scale * (1 - self.tau)
-        fused = native.obstacle(x, geometry) is None
-        out = (native.forward_basis if fused else _forward)(x, hidden, scale, self.basis, geometry)
-        return out if self.start_kernel is None else out + apply_static(x, self.start_kernel, geometry)
+def saves(batch: int, attention: Attention) -> bool:
+    """Whether there are fewer multiply-adds than in mixing all cells for every sample."""
+    shape = attention.shape
+    return (batch + shape.cells) * shape.units < batch * shape.cells
 
 
-def _sources(attention: Attention, cells: Tensor) -> tuple[Tensor | None, ...]:
-    """What a basis is made from (a module's own look-up takes longer than what it finds)."""
-    buffers, modules = attention._buffers, attention._modules
-    logits = _own_parameters(modules["fc2"])
-    common = cells, logits.get("weight"), logits.get("bias"), buffers["temperature"], buffers["beta"]
-    if attention.shape.low_rank is None:
-        return common
-    return *common, _own_parameters(modules["basis"]).get("weight"), attention._parameters["offset"]
+@dataclass(frozen=True)
+class _Block:
+    """Some output channels of the cells of some output groups at all positions."""
+
+    inner: int  # position inside a cell
+    out_groups: range
+    channels: range
 
 
-def _own_parameters(layer: nn.Module | None) -> Mapping[str, Tensor | None]:
-    """Those of a plain linear layer; any other may compute its weights."""
-    return layer._parameters if type(layer) is nn.Linear else {}
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a block: one mixture, a few of the channels, some samples."""
+
+    run: Run
+    mixture: int
+    unit: tuple[int, slice, slice]  # where its numbers are among the units of the block
+    samples: slice
+    seen: slice  # input channels
+    out: slice  # output channels
+
+    @property
+    def begins(self) -> bool:
+        return self.samples.start == 0
 
 
-def _version(tensor: Tensor | None) -> tuple[int, int]:
-    """How often a tensor has been changed in place (-1: made under inference_mode, not counted), and its memory."""
-    if tensor is None:
-        return 0, 0
-    return -1 if tensor.is_inference() else tensor._version, tensor.data_ptr()
+def _scaled(some: range, size: int) -> slice:
+    return slice(some.start * size, some.stop * size)
 
 
-_all_prepared: "weakref.WeakSet[Prepared]" = weakref.WeakSet()
+class _Layer:
+    """The inputs of one call, and how they are cut."""
+
+    def __init__(self, x: Tensor, coefficients: Tensor, factors: Tensor, cells: Tensor, geometry: Geometry) -> None:
+        self.geometry, self.partition, self.batch = geometry, geometry.partition, x.shape[0]
+        self.input = Runs(x, geometry)
+        self.coefficients = coefficients.transpose(0, 1).contiguous()  # [m, batch, r]
+        self.factors, self.cells = factors, cells_by_position(cells, self.partition)
+        self.cell_out, self.cell_in = self.partition.cell_shape[:2]
+        kernels, units = block_size(x.device, _KERNELS), block_size(x.device, _UNITS)
+        self.samples = even(self.batch, max(_SAMPLES, kernels // (self.cell_out * self.cell_in)))
+        self.channels = even(self.cell_out, kernels // (self.samples * self.cell_in))
+        numbers = self.partition.positions * self.partition.in_groups * factors.shape[1] * self.cell_in  # of a channel
+        self.block_groups = even(self.partition.out_groups, units // (numbers * self.cell_out))
+        self.block_channels = even(self.cell_out, units // numbers)
+        # Memory that is used again and again: fresh memory costs as much as what is computed in it.
+        self.kernels = x.new_empty(self.samples * self.channels * self.cell_in)
+        self.units = x.new_empty(numbers * self.block_groups * self.block_channels)
+
+    def blocks(self) -> Iterator[_Block]:
+        for inner in range(len(self.cells)):
+            for out_groups in ranges(0, self.partition.out_groups, self.block_groups):
+                for channels in ranges(0, self.cell_out, self.block_channels):
+                    yield _Block(inner, out_groups, channels)
+
+    def pieces(self, block: _Block) -> Iterator[_Piece]:
+        partition, in_groups = self.partition, self.partition.in_groups
+        for run in self.input.runs:
+            if run.inner != block.inner:
+                continue
+            for out_group in block.out_groups:
+                row = run.position * partition.out_groups + out_group
+                block_row = run.position * len(block.out_groups) + out_group - block.out_groups.start
+                for channels, group in self._channels(block, out_group):
+                    out = slice(out_group * self.cell_out + channels.start, out_group * self.cell_out + channels.stop)
+                    inside = range(channels.start - block.channels.start, channels.stop - block.channels.start)
+                    for index in range(in_groups):
+                        unit = block_row * in_groups + index, slice(None), _scaled(inside, self.cell_in)
+                        part = group * in_groups + index
+                        seen = _scaled(range(part, part + 1), self.cell_in)
+                        for some in ranges(0, self.batch, self.samples):
+                            samples = slice(some.start, some.stop)
+                            yield _Piece(run, row * in_groups + index, unit, samples, seen, out)
+
+    def _channels(self, block: _Block, out_group: int) -> Iterator[tuple[range, int]]:
+        """Channels that are taken at once, none of two groups, and their group."""
+        group_out, before = self.geometry.out_channels // self.geometry.groups, out_group * self.cell_out
+        start = block.channels.start
+        while start < block.channels.stop:
+            group = (before + start) // group_out
+            stop = min(start + self.channels, block.channels.stop, (group + 1) * group_out - before)
+            yield range(start, stop), group
+            start = stop
+
+    def factors_of(self, block: _Block, factors: Tensor) -> Tensor:
+        """The part `[positions, out groups, in groups, r, n]` of the factors, or of their gradients."""
+        shape = self.partition.positions, self.partition.out_groups, self.partition.in_groups
+        return factors.unflatten(0, shape)[:, block.out_groups.start : block.out_groups.stop]
+
+    def cells_of(self, block: _Block, cells: Tensor) -> Tensor:
+        """The part `[n, numbers]` of the cells, or of their gradients."""
+        return cells[block.inner][:, _scaled(block.channels, self.cell_in)]
+
+    def mix_units(self, factors: Tensor, cells: Tensor) -> Tensor:
+        """`[mixtures of the block, r, numbers]`."""
+        units = self.units[: len(factors) * cells.shape[1]].view(len(factors), -1)
+        return torch.mm(factors, cells, out=units).unflatten(0, (-1, self.factors.shape[1]))
+
+    def mix(self, piece: _Piece, units: Tensor) -> Tensor:
+        """The kernels of some samples, `[samples, out, in]`; valid until the next call."""
+        chosen, unit = self.coefficients[piece.mixture, piece.samples], units[piece.unit]
+        kernels = self.kernels[: len(chosen) * unit.shape[1]].view(len(chosen), -1)
+        return torch.mm(chosen, unit, out=kernels).unflatten(1, (-1, self.cell_in))
+
+    def product(self, grad_out: Tensor, seen: Tensor) -> Tensor:
+        """The gradients of kernels, `[samples, numbers]`, in the memory of the kernels."""
+        shape = len(grad_out), grad_out.shape[1], seen.shape[2]
+        return torch.bmm(grad_out, seen, out=self.kernels[: math.prod(shape)].view(shape)).flatten(1)
 
 
-@functools.cache
-def _watch_optimisers() -> None:
-    """Have every step of an optimiser looked at: fused ones change weights without counting a version."""
-    register_optimizer_step_post_hook(_after_step)
+def forward(x: Tensor, coefficients: Tensor, factors: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+    """The output of a layer without its bias; coefficients are `[batch, m, r]`, factors `[m, r, n]`."""
+    layer = _Layer(x, coefficients, factors, cells, geometry)
+    out = layer.input.new_output()
+    for block in layer.blocks():
+        block_factors = layer.factors_of(block, factors).flatten(0, -2)
+        units = layer.mix_units(block_factors, layer.cells_of(block, layer.cells))
+        for piece in layer.pieces(block):
+            seen = layer.input.phases[piece.run.phase][piece.samples, piece.seen, piece.run.places]
+            out[piece.samples, piece.out, : layer.input.length].baddbmm_(layer.mix(piece, units), seen)
+    return layer.input.narrow(out)
 
 
-def _after_step(optimiser: Optimizer, args: object, kwargs: object) -> None:
-    changed = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
-    for prepared in _all_prepared:
-        prepared.stepped = prepared.stepped or any(id(source) in changed for source in prepared.sources)
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    coefficients: Tensor,
+    factors: Tensor,
+    cells: Tensor,
+    geometry: Geometry,
+    wants_input: bool,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """Gradients of input, coefficients, factors and cells; kernels are mixed again, block by block."""
+    layer = _Layer(x, coefficients, factors, cells, geometry)
+    phases, grad = layer.input.phases, layer.input.widen(grad)
+    grad_phases = {name: torch.zeros_like(phase) for name, phase in phases.items()} if wants_input else {}
+    grad_coefficients, grad_factors = torch.zeros_like(layer.coefficients), torch.zeros_like(factors)
+    grad_cells, grad_units = torch.empty_like(layer.cells), torch.empty_like(layer.units)
+    for block in layer.blocks():
+        block_factors, block_cells = layer.factors_of(block, factors).flatten(0, -2), layer.cells_of(block, layer.cells)
+        units = layer.mix_units(block_factors, block_cells)
+        grad_block = grad_units[: units.numel()].view(units.shape)
+        for piece in layer.pieces(block):
+            samples, place = piece.samples, (piece.samples, piece.seen, piece.run.places)
+            grad_out = grad[samples, piece.out]
+            if wants_input:
+                kernels = layer.mix(piece, units)
+                grad_phases[piece.run.phase][place].baddbmm_(kernels.transpose(1, 2), grad_out)
+            grad_kernels = layer.product(grad_out, phases[piece.run.phase][place].transpose(1, 2))
+            grad_coefficients[piece.mixture, samples].addmm_(grad_kernels, units[piece.unit].t())
+            chosen = layer.coefficients[piece.mixture, samples]
+            grad_block[piece.unit].addmm_(chosen.t(), grad_kernels, beta=0 if piece.begins else 1)
+        flat, part = grad_block.flatten(0, 1), layer.factors_of(block, grad_factors)
+        part += (flat @ block_cells.t()).view(part.shape)
+        layer.cells_of(block, grad_cells).addmm_(block_factors.t(), flat, beta=0 if block.out_groups.start == 0 else 1)
+    grad_x = layer.input.join(grad_phases) if wants_input else None
+    return grad_x, grad_coefficients.transpose(0, 1), grad_factors, grad_cells.permute(1, 2, 0).reshape(cells.shape)
 
 
-def _coefficients(attention: Attention, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """`[batch, h + 1]`, ending in 1, and what every mixture is scaled by, `[batch, m]`."""
-    fused = fused_coefficients(attention, seen)
-    if fused is not None:
-        return fused
-    hidden = attention.hidden(seen)
-    scale = 1 / normaliser(attention.logits(hidden)).squeeze(-1)
-    return torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1), scale
-
-
-def _forward(x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, geometry: Geometry) -> Tensor:
-    partition = geometry.partition
-    # [out groups, positions, in groups, h + 1, cell]
-    flat = basis.flatten(3).unflatten(1, (partition.positions, partition.in_groups))
-    step = max(1, _BLOCK // (partition.mixtures * partition.cell_size))
-    pieces = []
-    for chunk, v, s in zip(x.split(step), hidden.split(step), scale.split(step), strict=True):
-        mixed = torch.matmul(v, flat).permute(3, 1, 0, 2, 4).flatten(1, 3) * s.unsqueeze(-1)
-        pieces.append(apply_kernels(chunk, partition.join(mixed.unflatten(2, partition.cell_shape)), geometry))
-    return torch.cat(pieces)
-
-
-# What decides where a basis pays: numbers a second, of one core with AVX2, that go through products (for many mixtures,
-# and for as few as one sample has) and that come from memory.
-_PRODUCTS = 36e9
-_FEW_PRODUCTS = 25e9
-_FEW_MIXTURES = 64
-_READS = 5e9
-
-
-def saved_seconds(batch: int, attention: Attention, geometry: Geometry) -> float:
-    """Estimate of the time that mixing through the hidden vector saves for one batch."""
-    partition = geometry.partition
-    kernel, cells, units = partition.mixtures * partition.cell_size, attention.shape.cells, attention.shape.hidden + 1
-    speed = _PRODUCTS if batch * partition.mixtures > _FEW_MIXTURES else _FEW_PRODUCTS
-    plain = max(batch * cells * kernel / speed, cells * partition.cell_size / _READS)
-    # A ReLU leaves about half of the units at 0; those are skipped where no sample of the batch has them.
-    read = 1 - 0.5 ** min(batch, 16)
-    hidden = max(batch * units * kernel / _PRODUCTS, read * units * kernel / _READS)
-    return plain - hidden
-
-
-def pays_back(batch: int, attention: Attention, geometry: Geometry) -> float:
-    """Seconds saved for every number kept; not positive where a basis does not pay or cannot be made."""
-    small = math.prod(geometry.partition.kernel_shape) < 1024
-    heads = [attention.fc2] if attention.shape.low_rank is None else [attention.fc2, attention.basis]
-    # The weights of any other kind of layer may be computed, and then no tensor tells when they change.
-    computed = any(type(head) is not nn.Linear for head in heads)
-    if small or computed or hidden_obstacle(attention) is not None:
-        return 0.0
-    return saved_seconds(batch, attention, geometry) / basis_size(attention, geometry)
+STRATEGY = Strategy("hidden", forward, backward, mixing="factors")

@@ -110,6 +110,12 @@ def keep(built: Path, folder: Path, stem: str) -> None:
     library.chmod(stat.S_IMODE(library.stat().st_mode) & ~stat.S_IWOTH)  # a umask of 0 would make it untrusted
 
 
+def check_trusted(file: Path) -> None:
+    """Raise for a file of ours that somebody else could have written."""
+    _check_library(file)
+    _check_folder(file.parent)
+
+
 def _name(stem: str, library: Path) -> str:
     with library.open("rb") as file:
         return f"{stem}-{hashlib.file_digest(file, 'sha256').hexdigest()}.so"

@@ -5,50 +5,20 @@ The rows of the attentions are ordered so that mixing gives, for one kernel posi
 and of one chunk of samples exist at a time. A point-wise or linear layer is the case of a single position.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.blocks import block_size, chunks
+from kernelwarehouse.assemble.geometry import Geometry, Tap
+from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.partition import Partition
 
-# Assembled numbers alive at once. Larger temporaries are mapped and page-faulted anew by the allocator on every call.
-_BLOCK = 4 << 20
 
-
-@dataclass(frozen=True)
-class _Tap:
-    """One position of the kernel: the part of the padded input it sees, and where its numbers come from."""
-
-    window: tuple[slice, ...]
-    mixture: int  # spatial index among the mixtures
-    inner: int  # position inside a cell (0 where the cells are one position wide)
-
-
-def _taps(geometry: Geometry, out_size: tuple[int, ...]) -> list[_Tap]:
-    partition = geometry.partition
-    taps = []
-    for position in product(*map(range, geometry.kernel_size)):
-        window, mixture, inner = [], 0, 0
-        for axis, at in enumerate(position):
-            start, stride = at * geometry.dilation[axis], geometry.stride[axis]
-            window.append(slice(start, start + (out_size[axis] - 1) * stride + 1, stride))
-            count, width = partition.counts[2 + axis], partition.cell_shape[2 + axis]
-            mixture = mixture * count + at // width
-            inner = inner * width + at % width
-        taps.append(_Tap(tuple(window), mixture, inner))
-    return taps
-
-
-def _chunks(batch: int, sample: int) -> Iterator[slice]:
-    """Slices of the batch whose matrices of one position (`sample` numbers each) fit a block."""
-    step = max(1, _BLOCK // sample)
-    for start in range(0, batch, step):
-        yield slice(start, min(start + step, batch))
+def _window(tap: Tap, geometry: Geometry, out_size: tuple[int, ...]) -> tuple[slice, ...]:
+    """The part of the padded input that a kernel position sees."""
+    axes = zip(tap.reach, geometry.stride, out_size, strict=True)
+    return tuple(slice(start, start + (size - 1) * stride + 1, stride) for start, stride, size in axes)
 
 
 def _attention_rows(attention: Tensor, partition: Partition) -> Tensor:
@@ -73,10 +43,10 @@ class _Input:
         edges = [edge for pad in reversed(geometry.padding) for edge in (pad, pad)]
         self.padded = F.pad(x, edges) if any(edges) else x
 
-    def columns(self, chunk: slice, tap: _Tap) -> Tensor:
+    def columns(self, chunk: slice, tap: Tap) -> Tensor:
         if self.linear:
             return self.padded[chunk].transpose(1, 2)
-        seen = self.padded[(chunk, slice(None), *tap.window)]
+        seen = self.padded[(chunk, slice(None), *_window(tap, self.geometry, self.out_size))]
         return seen.reshape(seen.shape[0] * self.geometry.groups, seen.shape[1] // self.geometry.groups, -1)
 
     def matrices(self, stacked: Tensor) -> Tensor:
@@ -101,11 +71,11 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
     rows, cell_stack = _attention_rows(attention, partition), cells_by_position(cells, partition)
     shape = (x.shape[1], geometry.out_channels) if source.linear else (geometry.out_channels, *source.out_size)
     out = x.new_empty(x.shape[0], *shape)
-    for chunk in _chunks(x.shape[0], kernel_rows):
+    for chunk in chunks(x.shape[0], kernel_rows, block_size(x.device)):
         product_out = source.matrices(out[chunk])
         started = False
-        for tap in _taps(geometry, source.out_size):
-            kernels = _mix(rows[tap.mixture][:, chunk], cell_stack[tap.inner], geometry)
+        for tap in geometry.taps:
+            kernels = _mix(rows[tap.position][:, chunk], cell_stack[tap.inner], geometry)
             columns = source.columns(chunk, tap)
             for group, kernel in enumerate(kernels):
                 seen = columns[:, group * cell_in : (group + 1) * cell_in]
@@ -136,14 +106,14 @@ def backward(
     grad_rows, grad_cells = torch.zeros_like(rows), torch.zeros_like(cell_stack)
     grad_padded = torch.zeros_like(source.padded) if wants_input else None
     grad = grad.contiguous()
-    for chunk in _chunks(x.shape[0], kernel_rows):
+    for chunk in chunks(x.shape[0], kernel_rows, block_size(x.device)):
         grad_out = source.matrices(grad[chunk])
-        for tap in _taps(geometry, source.out_size):
-            columns, picked = source.columns(chunk, tap), rows[tap.mixture][:, chunk]
+        for tap in geometry.taps:
+            columns, picked = source.columns(chunk, tap), rows[tap.position][:, chunk]
             grad_kernels = torch.stack(
                 [torch.bmm(grad_out, part.transpose(1, 2)) for part in columns.split(cell_in, dim=1)]
             ).view(-1, cell_stack.shape[2])
-            grad_rows[tap.mixture][:, chunk] += (grad_kernels @ cell_stack[tap.inner].t()).view(picked.shape)
+            grad_rows[tap.position][:, chunk] += (grad_kernels @ cell_stack[tap.inner].t()).view(picked.shape)
             grad_cells[tap.inner].addmm_(picked.flatten(0, 2).t(), grad_kernels)
             if grad_padded is not None:
                 kernels = _mix(picked, cell_stack[tap.inner], geometry)
@@ -154,14 +124,17 @@ def backward(
     return grad_input, grad_attention, grad_cells.permute(1, 2, 0).reshape(cells.shape)
 
 
-def _scatter(grad_padded: Tensor, grad_columns: Tensor, chunk: slice, tap: _Tap, source: _Input) -> None:
+def _scatter(grad_padded: Tensor, grad_columns: Tensor, chunk: slice, tap: Tap, source: _Input) -> None:
     if source.linear:
         grad_padded[chunk] += grad_columns.transpose(1, 2)
     else:
-        target = grad_padded[(chunk, slice(None), *tap.window)]
+        target = grad_padded[(chunk, slice(None), *_window(tap, source.geometry, source.out_size))]
         target += grad_columns.reshape(target.shape)
 
 
 def _unpad(grad_padded: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
     inside = tuple(slice(pad, pad + size) for pad, size in zip(geometry.padding, x.shape[2:], strict=False))
     return grad_padded[(slice(None), slice(None), *inside)]
+
+
+STRATEGY = Strategy("matmul", forward, backward)

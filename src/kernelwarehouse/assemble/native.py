@@ -11,11 +11,9 @@ from torch import Tensor
 from kernelwarehouse.assemble import pointwise
 from kernelwarehouse.assemble.build import load_native
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.errors import StrategyError
+from kernelwarehouse.assemble.strategy import Strategy
 
 LANES = 8  # as in csrc/tiles.h
-# Output positions above which, for one kernel position and several samples, a library's products are faster.
-MANY_POSITIONS = 64
 
 
 @lru_cache(maxsize=1024)
@@ -39,13 +37,6 @@ def obstacle(x: Tensor, geometry: Geometry) -> str | None:
     if type(x) is not Tensor:
         return f"the input is a {type(x).__name__}, not a plain tensor"
     return _obstacle(geometry) or (None if load_native() else "the kernels could not be built, or are turned off")
-
-
-def require(x: Tensor, geometry: Geometry) -> None:
-    """Raise where the compiled kernels cannot evaluate a layer on this input."""
-    problem = obstacle(x, geometry)
-    if problem is not None:
-        raise StrategyError(f"the layer with kernel {geometry.partition.kernel_shape} cannot be native: {problem}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +64,8 @@ def _rows(geometry: Geometry, space: tuple[int, ...]) -> _Rows:
             torch.arange(size) * stride
             for size, stride in zip(geometry.output_size(space), geometry.stride, strict=True)
         ]
-        kernel = [
-            torch.arange(size) * dilation
-            for size, dilation in zip(geometry.kernel_size, geometry.dilation, strict=True)
-        ]
-        return _Rows(index(*inside), math.prod(padded), index(*outside), index(*kernel))
+        shifts = [sum(reach * pitch for reach, pitch in zip(tap.reach, pitches, strict=True)) for tap in geometry.taps]
+        return _Rows(index(*inside), math.prod(padded), index(*outside), torch.tensor(shifts))
 
 
 def attention_pairs(attention: Tensor, geometry: Geometry) -> Tensor:
@@ -97,7 +85,7 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
 
 
 def forward_basis(x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, geometry: Geometry) -> Tensor:
-    """The same, mixed from bases (see `hidden.py`): `hidden` is `[batch, h + 1]`, `scale` is `[batch, m]`."""
+    """The same, mixed from bases (see `basis.py`): `hidden` is `[batch, h + 1]`, `scale` is `[batch, m]`."""
     ops = torch.ops.kernelwarehouse
     mixing = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous(), basis
     return _product(x, ops.forward_pointwise_basis, ops.forward_taps_basis, mixing, geometry)
@@ -111,7 +99,7 @@ def _product(
     geometry: Geometry,
 ) -> Tensor:
     last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
-    if pointwise.obstacle(geometry) is None and not last:
+    if pointwise.geometry_obstacle(geometry) is None and not last:
         return one_position(pointwise.visited(x, geometry).contiguous(), *mixing)
     space = tuple(x.shape[2:])
     rows, out_size = _rows(geometry, space), geometry.output_size(space)
@@ -127,8 +115,6 @@ def backward(
     grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells; kernels are mixed again, block by block."""
-    if pointwise.obstacle(geometry) is None and math.prod(grad.shape[2:]) > MANY_POSITIONS:
-        return pointwise.backward(grad, x, attention, cells, geometry, wants_input)
     rows, pairs = _rows(geometry, tuple(x.shape[2:])), attention_pairs(attention, geometry).contiguous()
     grad_x, grad_pairs, grad_cells = torch.ops.kernelwarehouse.backward_taps(
         grad.contiguous().flatten(2),
@@ -146,3 +132,6 @@ def backward(
     grad_attention = grad_pairs.unflatten(2, (partition.positions, partition.in_groups)).transpose(1, 2)
     grad_input = grad_x.view(x.shape) if wants_input else None
     return grad_input, grad_attention.reshape(attention.shape), grad_cells.view(cells.shape)
+
+
+STRATEGY = Strategy("native", forward, backward, obstacle)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.partition import Partition
 
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -58,6 +59,9 @@ def apply_kernels(x: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
     return out.reshape(batch, geometry.out_channels, *out.shape[2:])
 
 
-def evaluate(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias."""
     return apply_kernels(x, assemble_kernels(attention, cells, geometry.partition), geometry)
+
+
+STRATEGY = Strategy("plain", forward, None)

@@ -6,17 +6,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from kernelwarehouse.assemble.blocks import ON_CPU
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.grouped import chunks
+from kernelwarehouse.assemble.grouped import kernel_chunks
 from kernelwarehouse.assemble.plain import assemble_kernels, split_kernels
-from kernelwarehouse.errors import StrategyError
-
-# Assembled numbers alive at once: many samples make mixing efficient.
-_BLOCK = 4 << 20
+from kernelwarehouse.assemble.strategy import Strategy
 
 
 @lru_cache(maxsize=1024)
-def obstacle(geometry: Geometry) -> str | None:
+def geometry_obstacle(geometry: Geometry) -> str | None:
     """Why a layer is not one product, or nothing."""
     if geometry.spatial_axes == 0:
         return "it is a linear layer"
@@ -25,11 +23,9 @@ def obstacle(geometry: Geometry) -> str | None:
     return None if geometry.groups == 1 else f"it has {geometry.groups} groups"
 
 
-def require(x: Tensor, geometry: Geometry) -> None:
-    """Raise where a layer is not one product."""
-    problem = obstacle(geometry)
-    if problem is not None:
-        raise StrategyError(f"the layer with kernel {geometry.partition.kernel_shape} cannot be pointwise: {problem}")
+def obstacle(x: Tensor, geometry: Geometry) -> str | None:
+    """The same for any input."""
+    return geometry_obstacle(geometry)
 
 
 def visited(x: Tensor, geometry: Geometry) -> Tensor:
@@ -42,7 +38,7 @@ def visited(x: Tensor, geometry: Geometry) -> Tensor:
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias."""
     columns = visited(x, geometry).flatten(2)
-    slices = list(chunks(x.shape[0], geometry.partition, _BLOCK))
+    slices = kernel_chunks(x, geometry.partition, ON_CPU)
     if len(slices) == 1:  # without the views, which cost as much as a small product
         out = torch.bmm(assemble_kernels(attention, cells, geometry.partition).flatten(2), columns)
     else:
@@ -62,7 +58,7 @@ def backward(
     columns = seen.flatten(2)
     grad_columns = torch.empty_like(columns, memory_format=torch.contiguous_format) if wants_input else None
     grad_attention, grad_cells = torch.empty_like(attention), torch.zeros_like(flat_cells)
-    for chunk in chunks(x.shape[0], partition, _BLOCK):
+    for chunk in kernel_chunks(x, partition, ON_CPU):
         picked = attention[chunk]
         if grad_columns is not None:
             kernels = assemble_kernels(picked, cells, partition).flatten(2)
@@ -79,3 +75,6 @@ def backward(
             visited(spread, geometry).copy_(grad_input)
             grad_input = spread
     return grad_input, grad_attention, grad_cells.view(cells.shape)
+
+
+STRATEGY = Strategy("pointwise", forward, backward, obstacle)

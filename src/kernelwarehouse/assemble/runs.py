@@ -2,25 +2,24 @@
 
 import math
 from dataclasses import dataclass
-from itertools import product
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.geometry import Geometry, Tap
 
 
 @dataclass(frozen=True)
-class Window:
+class Run:
     """One position of the kernel: the run of the input that it sees, and where its numbers come from."""
 
     phase: tuple[int, ...]
-    run: slice
+    places: slice
     position: int  # among the mixtures
     inner: int  # inside a cell
 
 
-class Windows:
+class Runs:
     """The padded input as `[batch, in, places]`: a row of it after the other.
 
     Outputs are computed as if they had as many columns as the input has; `narrow` cuts the surplus off. With a stride,
@@ -34,9 +33,9 @@ class Windows:
         self._pitches = [math.prod(self.size[axis + 1 :]) for axis in range(len(self.size))]
         self.length = sum((size - 1) * pitch for size, pitch in zip(self.out_size, self._pitches, strict=True)) + 1
         self._edges = self._around()
-        self.windows = [self._window(place) for place in product(*map(range, geometry.kernel_size))]
+        self.runs = [self._run(tap) for tap in geometry.taps]
         padded = self._pad(x.transpose(1, 2) if self.linear else x, self._edges)
-        self.phases = {phase: self._pick(padded, phase).flatten(2) for phase in {w.phase for w in self.windows}}
+        self.phases = {phase: self._pick(padded, phase).flatten(2) for phase in {run.phase for run in self.runs}}
 
     def _phase_size(self) -> tuple[int, ...]:
         """The outputs, and what the kernel reaches further."""
@@ -57,16 +56,11 @@ class Windows:
     def _pad(x: Tensor, edges: list[int]) -> Tensor:
         return F.pad(x, edges) if any(edges) else x
 
-    def _window(self, place: tuple[int, ...]) -> Window:
-        geometry, partition, phase = self.geometry, self.geometry.partition, []
-        start, position, inner = 0, 0, 0
-        for axis, at in enumerate(place):
-            steps, rest = divmod(at * geometry.dilation[axis], geometry.stride[axis])
-            phase.append(rest)
-            start += steps * self._pitches[axis]
-            count, width = partition.counts[2 + axis], partition.cell_shape[2 + axis]
-            position, inner = position * count + at // width, inner * width + at % width
-        return Window(tuple(phase), slice(start, start + self.length), position, inner)
+    def _run(self, tap: Tap) -> Run:
+        axes = [divmod(reach, stride) for reach, stride in zip(tap.reach, self.geometry.stride, strict=True)]
+        start = sum(steps * pitch for (steps, _), pitch in zip(axes, self._pitches, strict=False))
+        places = slice(start, start + self.length)
+        return Run(tuple(rest for _, rest in axes), places, tap.position, tap.inner)
 
     def _pick(self, padded: Tensor, phase: tuple[int, ...]) -> Tensor:
         steps = zip(phase, self.geometry.stride, strict=True)

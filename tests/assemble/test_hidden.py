@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import kernelwarehouse as kw
-from kernelwarehouse.assemble import Geometry, evaluate, evaluate_factored, factored, force
-from kernelwarehouse.assemble.choose import choose
+from kernelwarehouse.assemble import STRATEGIES, Geometry, evaluate, force, hidden
+from kernelwarehouse.assemble.strategy import Recomputed
 from kernelwarehouse.attention import Attention, AttentionShape
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.errors import StrategyError
@@ -37,9 +37,14 @@ BLOCKS = st.builds(
 
 
 def _cut(monkeypatch: pytest.MonkeyPatch, blocks: Blocks) -> None:
-    monkeypatch.setattr(factored, "_UNITS", blocks.units)
-    monkeypatch.setattr(factored, "_KERNELS", blocks.kernels)
-    monkeypatch.setattr(factored, "_SAMPLES", blocks.samples)
+    monkeypatch.setattr(hidden, "_UNITS", blocks.units)
+    monkeypatch.setattr(hidden, "_KERNELS", blocks.kernels)
+    monkeypatch.setattr(hidden, "_SAMPLES", blocks.samples)
+
+
+def evaluate_factored(x: Tensor, coefficients: Tensor, factors: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+    way = STRATEGIES["hidden"]
+    return Recomputed.apply(way, way, geometry, x, coefficients, factors, cells)
 
 
 def _product(coefficients: Tensor, factors: Tensor) -> Tensor:
@@ -270,49 +275,22 @@ def _attention(**changes: object) -> Attention:
     return Attention(shape, torch.zeros(4, shape.cells, dtype=torch.bool), device="meta")
 
 
-POINTWISE = Geometry(Partition((1024, 256, 1, 1), (256, 256, 1, 1)), (1, 1), (0, 0), (1, 1))
+def test_multiply_adds_decide_whether_it_is_thought_of() -> None:
+    assert hidden.saves(128, _attention())
+    assert not hidden.saves(16, _attention())  # the units themselves cost as much as all mixtures
+    assert not hidden.saves(128, _attention(cells=17))  # no more cells than units
 
 
-def _choice(attention: Attention | None, batch: int, geometry: Geometry = POINTWISE, side: int = 14) -> str:
-    return choose(torch.empty(1).expand(batch, geometry.in_channels, side, side), geometry, attention).strategy
-
-
-def test_rule() -> None:
-    assert _choice(_attention(), 128) == "hidden"
-    assert _choice(_attention(), 16) != "hidden"  # the units themselves cost as much as all mixtures
-    assert _choice(_attention(cells=20), 128) != "hidden"  # hardly more cells than units
-    assert _choice(_attention(), 128, side=112) != "hidden"  # mixing is a small part
-    assert _choice(None, 128) != "hidden"
-    assert _choice(_attention(function="softmax"), 128) != "hidden"
-    assert _choice(_attention(own_cells_only=True), 128) != "hidden"
-    small = Geometry(Partition((32, 8, 1, 1), (8, 8, 1, 1)), (1, 1), (0, 0), (1, 1))
-    assert _choice(_attention(), 128, small) != "hidden"  # calls from Python would take longer than what is saved
-    with torch.autocast("cpu"):
-        assert _choice(_attention(), 128) != "hidden"
-
-
-def test_hooks_on_the_attention_see_it() -> None:
-    attention, seen = _attention(), []
-    handle = attention.register_forward_hook(lambda *_: seen.append(1))
-    assert _choice(attention, 128) != "hidden"
+def test_obstacles() -> None:
+    assert hidden.obstacle(_attention()) is None
+    assert "given" in (hidden.obstacle(None) or "")
+    assert "'softmax'" in (hidden.obstacle(_attention(function="softmax")) or "")
+    assert "own cells" in (hidden.obstacle(_attention(own_cells_only=True)) or "")
+    attention = _attention()
+    handle = attention.register_forward_hook(lambda *_: None)
+    assert "hook" in (hidden.obstacle(attention) or "")
     handle.remove()
-    assert _choice(attention, 128) == "hidden"
-
-
-def test_rule_reaches_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    original = factored.forward
-    monkeypatch.setattr(factored, "forward", lambda *args: calls.append(1) or original(*args))
-    layer = Conv2d(64, 256, 1, config=WarehouseConfig(64, out_ratio=0.25)).eval()
-    kw.set_temperature(layer, 0.0)
-    x = torch.randn(256, 64, 2, 2)
-    with torch.no_grad():
-        with force("plain"):
-            expected = layer(x)
-        assert calls == []
-        _assert_close(layer(x), expected, 1e-5)
-    assert calls == [1]
-    assert choose(x, layer.geometry, layer.attention).strategy == "hidden"
+    assert hidden.obstacle(attention) is None
 
 
 @pytest.mark.parametrize(

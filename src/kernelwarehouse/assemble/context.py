@@ -1,0 +1,17 @@
+"""What the caller's surroundings ask for."""
+
+from contextvars import ContextVar
+
+import torch
+
+FORCED: ContextVar[str | None] = ContextVar("kernelwarehouse_forced_strategy", default=None)
+
+
+def forced() -> str | None:
+    """The strategy that a `with force(...)` around the caller asks for; compilers do not see it."""
+    return None if torch.compiler.is_compiling() else FORCED.get()
+
+
+def recorded() -> bool:
+    """Whether `torch.jit.trace` writes down what is done, with sizes that Python has looked at as constants."""
+    return torch.jit.is_tracing()  # type: ignore[attr-defined]

@@ -1,0 +1,154 @@
+"""Choices that were measured: kept for the machine, kept with a run, or read from a file.
+
+`KERNELWAREHOUSE_ROUTES` names a file of choices: these are taken, and others by rule; nothing is measured and nothing
+written. The value `rule` is such a file without any choice. Otherwise choices are measured once for a machine, in its
+own file beside the compiled kernels. All files have one format, that of `to_json`.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from kernelwarehouse._files import write_file
+from kernelwarehouse._version import __version__
+from kernelwarehouse.assemble import build, kernel_cache
+from kernelwarehouse.assemble.registry import STRATEGIES
+from kernelwarehouse.errors import StrategyError
+
+VARIABLE = "KERNELWAREHOUSE_ROUTES"
+BY_RULE = "rule"
+_FORMAT = 1
+
+_log = logging.getLogger("kernelwarehouse")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Names of strategies: for forward and, where a call is differentiated, for backward."""
+
+    forward: str
+    backward: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in (self.forward, self.backward):
+            if name is not None and name not in STRATEGIES and name != "basis":
+                raise StrategyError(f"there is no strategy {name!r}; there are {', '.join(STRATEGIES)} and basis")
+
+
+Choices = dict[str, Choice]
+
+
+def to_json(choices: Mapping[str, Choice]) -> dict[str, Any]:
+    """Choices as they are written to files."""
+    return {"format": _FORMAT, "routes": {key: asdict(choice) for key, choice in sorted(choices.items())}}
+
+
+def from_json(data: Any, where: str) -> Choices:
+    """The other way round; `where` they come from is named in errors."""
+    if not isinstance(data, dict) or data.get("format") != _FORMAT or not isinstance(data.get("routes"), dict):
+        raise StrategyError(f"{where} holds no routes of format {_FORMAT}")
+    try:
+        return {str(key): Choice(**choice) for key, choice in data["routes"].items()}
+    except (TypeError, StrategyError) as error:
+        raise StrategyError(f"{where} holds a route that cannot be taken: {error}") from error
+
+
+def read(path: Path) -> Choices:
+    """Choices from a file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StrategyError(f"routes cannot be read from {path}: {error}") from error
+    return from_json(data, str(path))
+
+
+_kept: list[Choices] = []  # by runs that are under way, the innermost last
+_changes = 0
+
+
+def changes() -> int:
+    """Grows when choices that were asked for before may be others now."""
+    return _changes
+
+
+@contextmanager
+def keeping(choices: Choices) -> Iterator[None]:
+    """Take these choices before all others inside the `with` block, and add to them what else is chosen there."""
+    global _changes
+    _kept.append(choices)
+    _changes += 1
+    try:
+        yield
+    finally:
+        _kept.remove(choices)
+        _changes += 1
+
+
+def measures() -> bool:
+    """Whether what is not known may be measured."""
+    return not os.environ.get(VARIABLE)
+
+
+def known(key: str) -> Choice | None:
+    """The choice for calls of this name, wherever it is kept."""
+    found = next((choices[key] for choices in reversed(_kept) if key in choices), None)
+    if found is None:
+        pinned = os.environ.get(VARIABLE)
+        found = (_pinned(pinned) if pinned else _of_machine()).get(key)
+        if found is not None:
+            _keep_with_runs(key, found)
+    return found
+
+
+def remember(key: str, choice: Choice) -> None:
+    """Keep a measured choice, for the runs under way and for the machine."""
+    _keep_with_runs(key, choice)
+    _of_machine()[key] = choice
+    path = machine_file()
+    try:
+        # Another process may have measured something meanwhile.
+        others = _read_own(path)
+        path.parent.mkdir(mode=0o775, parents=True, exist_ok=True)
+        write_file(path, json.dumps(to_json({**others, **_of_machine()}), indent=1) + "\n")
+    except OSError as error:
+        _log.info("the choice of strategies is not kept for the next time: %s", error)
+
+
+def _keep_with_runs(key: str, choice: Choice) -> None:
+    for choices in _kept:
+        choices[key] = choice
+
+
+@lru_cache(maxsize=8)
+def _pinned(value: str) -> Choices:
+    return {} if value == BY_RULE else read(Path(value))
+
+
+@cache
+def _of_machine() -> Choices:
+    return _read_own(machine_file())
+
+
+def _read_own(path: Path) -> Choices:
+    """The machine's choices, of which a file that is damaged has none."""
+    try:
+        kernel_cache.check_trusted(path)
+        return read(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, StrategyError) as error:
+        _log.warning("choices of strategies are measured again: %s", error)
+        return {}
+
+
+@cache
+def machine_file() -> Path:
+    """Where the choices of this machine, this version and this set of compiled kernels are."""
+    compiled = "" if build.load_native() else "-pure"
+    return kernel_cache.usual_folder() / f"routes-{__version__}-{build.fingerprint()}{compiled}.json"

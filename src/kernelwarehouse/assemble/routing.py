@@ -1,0 +1,191 @@
+"""The one place that decides how a layer is evaluated."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from kernelwarehouse.assemble import hidden, route_table
+from kernelwarehouse.assemble.basis import Prepared, saved_seconds
+from kernelwarehouse.assemble.context import FORCED, forced, recorded
+from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.measure import choose, measure
+from kernelwarehouse.assemble.question import Question
+from kernelwarehouse.assemble.rates import machine_rates
+from kernelwarehouse.assemble.registry import STRATEGIES
+from kernelwarehouse.assemble.route_table import Choice
+from kernelwarehouse.assemble.strategy import Strategy
+from kernelwarehouse.attention import Attention
+from kernelwarehouse.errors import StrategyError
+
+# Output positions up to which the rule takes products of small matrices, which a convolution library starts slowly on.
+_SMALL_MAP = 256
+
+# A question takes longer to answer than a small layer to compute; what was asked before is not asked again.
+_REMEMBERED = 4096
+_answers: dict[Question, "Route"] = {}
+_answered_at = 0
+_turn = Lock()
+
+
+@dataclass(frozen=True)
+class Route:
+    """The strategies for one call, and why."""
+
+    forward: str
+    backward: str | None
+    reason: str
+
+
+@contextmanager
+def force(strategy: str) -> Iterator[None]:
+    """Evaluate every layer by this strategy inside the `with` block (backward follows its forward).
+
+    For comparisons and second derivatives; without it, each layer takes the way that suits it. Compilers do not see it.
+
+    Arguments:
+        strategy: `"plain"` is the definition; `kernelwarehouse.assemble.STRATEGIES` lists all.
+
+    Raises:
+        StrategyError: for an unknown strategy and, when a layer is called, for one that cannot evaluate it.
+
+    Example:
+        >>> import torch, kernelwarehouse as kw
+        >>> from kernelwarehouse.layers import Conv2d
+        >>> layer, x = Conv2d(8, 8, 3), torch.randn(2, 8, 5, 5)
+        >>> with kw.force("plain"):
+        ...     expected = layer(x)
+        >>> torch.allclose(layer(x), expected, atol=1e-5)
+        True
+    """
+    if strategy not in STRATEGIES:
+        raise StrategyError(f"there is no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
+    token = FORCED.set(strategy)
+    try:
+        yield
+    finally:
+        FORCED.reset(token)
+
+
+def route(
+    x: Tensor,
+    cells: Tensor,
+    geometry: Geometry,
+    attention: Attention | None = None,
+    prepared: Prepared | None = None,
+    training: bool | None = None,
+) -> Route:
+    """How to evaluate a layer on this input.
+
+    Without the branch that its attentions come from, where only those are known. A call is taken for one of training
+    where gradients are recorded, unless `training` says otherwise.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return Route("plain", None, "traced: compilers and function transforms should see the definition")
+    if x.numel() == 0 or x.device.type == "meta":
+        return Route("plain", None, "nothing to compute")
+    wanted = forced()
+    if wanted is not None:
+        _require(STRATEGIES[wanted], x, geometry, attention)
+        return Route(wanted, wanted, "forced")
+    training = torch.is_grad_enabled() if training is None else training
+    batch, basis, units = x.shape[0], 0, 0
+    if attention is not None:
+        if prepared is not None and prepared.usable(x, attention, cells):
+            basis = attention.shape.units
+        elif hidden.saves(batch, attention) and hidden.obstacle(attention) is None:
+            units = attention.shape.units
+    last = not x.is_contiguous() and x.dim() > 2 and x.movedim(1, -1).is_contiguous()
+    question = Question(
+        geometry, x.shape, x.dtype, x.device, last, torch.get_num_threads(), len(cells), units, basis, training
+    )
+    if recorded():
+        return _for_any_batch(_by_rule(x, question))
+    global _answered_at
+    if _answered_at != route_table.changes():
+        _answers.clear()
+        _answered_at = route_table.changes()
+    answer = _answers.get(question)
+    if answer is None:
+        with _turn:
+            answer = _answer(x, cells, question, attention)
+            if len(_answers) >= _REMEMBERED:
+                _answers.clear()
+            _answers[question] = answer
+    return answer
+
+
+def _require(strategy: Strategy, x: Tensor, geometry: Geometry, attention: Attention | None) -> None:
+    problem = hidden.obstacle(attention) if strategy.mixing == "factors" else strategy.obstacle(x, geometry)
+    if problem is not None:
+        kernel = geometry.partition.kernel_shape
+        raise StrategyError(f"the layer with kernel {kernel} cannot be {strategy.name}: {problem}")
+
+
+def _answer(x: Tensor, cells: Tensor, question: Question, attention: Attention | None) -> Route:
+    if question.basis and attention is not None and _basis_pays(question, attention):
+        return Route("basis", None, f"prepared: mixes {question.basis} kernels instead of {question.cells}")
+    usual = _by_rule(x, question)
+    candidates = _candidates(x, question)
+    if type(x) is not Tensor or len(candidates) == 1:
+        return usual
+    key, names = question.key(), [strategy.name for strategy in candidates]
+    choice = route_table.known(key)
+    if choice is not None and choice.forward in names and (choice.backward in names or not question.training):
+        return Route(choice.forward, choice.backward, "chosen before by measuring")
+    if x.device.type != "cpu" or not route_table.measures():
+        return usual
+    times = measure(candidates, x, cells, question)
+    choice = choose(times, Choice(usual.forward, usual.backward), STRATEGIES)
+    route_table.remember(key, choice)
+    return Route(choice.forward, choice.backward, f"measured: {times}")
+
+
+def _basis_pays(question: Question, attention: Attention) -> bool:
+    rates = machine_rates(question.device, question.threads)
+    return saved_seconds(question.shape[0], attention, question.geometry, rates) > 0
+
+
+def _candidates(x: Tensor, question: Question) -> list[Strategy]:
+    """Strategies that can evaluate a layer. The definition is none of them: it keeps what is large."""
+    return [
+        strategy
+        for strategy in STRATEGIES.values()
+        if strategy.name != "plain"
+        and strategy.obstacle(x, question.geometry) is None
+        and (strategy.mixing == "weights" or question.units)
+    ]
+
+
+def _by_rule(x: Tensor, question: Question) -> Route:
+    """The way where nothing was measured."""
+    name, reason = _rule(x, question)
+    return Route(name, name if question.training else None, f"by rule: {reason}")
+
+
+def _rule(x: Tensor, question: Question) -> tuple[str, str]:
+    geometry = question.geometry
+    if STRATEGIES["depthwise"].obstacle(x, geometry) is None:
+        return "depthwise", "compiled, channel by channel, in cache"
+    if STRATEGIES["pointwise"].obstacle(x, geometry) is None:
+        return "pointwise", "one kernel position is one batched product"
+    if STRATEGIES["native"].obstacle(x, geometry) is None:
+        return "native", "compiled, mixes and multiplies in cache"
+    if geometry.spatial_axes == 0:
+        return "matmul", "a linear layer is one batched product"
+    if math.prod(geometry.partition.cell_shape[2:]) > 1 or geometry.groups > 1:
+        return "grouped", "cells wider than one position, or groups, are a convolution library's"
+    if question.positions <= _SMALL_MAP and x.dtype in (torch.float32, torch.float64):
+        return "matmul", f"{question.positions} output positions, at most {_SMALL_MAP}"
+    return "grouped", f"{question.positions} output positions"
+
+
+def _for_any_batch(answer: Route) -> Route:
+    """A trace is used for other batches, which a convolution with a group for every sample would not fit."""
+    if answer.forward != "grouped":
+        return answer
+    return Route("matmul", "matmul" if answer.backward else None, "traced: for any size of the batch")

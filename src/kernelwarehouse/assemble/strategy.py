@@ -1,0 +1,62 @@
+"""What a way to evaluate a layer is, and how one becomes a differentiable step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.errors import StrategyError
+
+Mixing = Literal["weights", "factors"]
+
+
+def _no_obstacle(x: Tensor, geometry: Geometry) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to evaluate a layer.
+
+    `forward(x, *mixing, cells, geometry)` gives the output of a layer without its bias, `backward(grad, x, *mixing,
+    cells, geometry, wants_input)` the gradients of the input (where wanted), of the mixing and of the cells. All are
+    computed from the inputs of `forward`; nothing else is kept. Mixing is either the attentions (`"weights"`, one
+    tensor `[batch, m, n]`) or, for `"factors"`, the two that they are products of. `obstacle` says why a layer cannot
+    be evaluated in this way on an input, or nothing.
+    """
+
+    name: str
+    forward: Callable[..., Tensor]
+    backward: Callable[..., tuple[Tensor | None, ...]] | None  # None: there is none, or autograd sees every step
+    obstacle: Callable[[Tensor, Geometry], str | None] = field(default=_no_obstacle)
+    mixing: Mixing = "weights"
+
+
+def refuse_second_derivative() -> None:
+    """Raise in a backward that is being recorded."""
+    if torch.is_grad_enabled():
+        raise StrategyError(
+            "backward with create_graph=True reached a layer evaluated by a strategy that cannot be differentiated "
+            'twice; run the forward pass inside `with kernelwarehouse.force("plain"):`'
+        )
+
+
+class Recomputed(Function):
+    """Forward by one strategy and backward by another, as one step that saves its inputs and nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, forward: Strategy, backward: Strategy, geometry: Geometry, *tensors: Tensor) -> Tensor:
+        ctx.strategy, ctx.geometry = backward, geometry
+        ctx.save_for_backward(*tensors)
+        return forward.forward(*tensors, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+        with torch.autocast(grad.device.type, enabled=False):
+            grads = ctx.strategy.backward(grad, *ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad[3])
+        return None, None, None, *grads

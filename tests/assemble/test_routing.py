@@ -1,0 +1,326 @@
+"""How a layer is evaluated: by rule, as measured, as kept, or as forced."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kernelwarehouse as kw
+from compiled_kernels import COMPILED, pretend
+from kernelwarehouse.assemble import STRATEGIES, Geometry, evaluate, force, measure, native, route, route_table, routing
+from kernelwarehouse.assemble.measure import Times, choose
+from kernelwarehouse.assemble.route_table import Choice
+from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.errors import StrategyError
+from kernelwarehouse.layers import Conv2d
+from kernelwarehouse.partition import Partition
+
+
+def _geometry(out: int, inside: int, kernel: int, cell: tuple[int, int], groups: int = 1) -> Geometry:
+    partition = Partition((out, inside, kernel, kernel), (*cell, 1, 1))
+    return Geometry(partition, (1, 1), (kernel // 2,) * 2, (1, 1), groups)
+
+
+def _cells(geometry: Geometry, count: int = 5) -> Tensor:
+    return torch.zeros(count, *geometry.partition.cell_shape)
+
+
+def _way(shape: tuple[int, ...], geometry: Geometry, **kind: object) -> str:
+    return route(torch.zeros(shape, **kind), _cells(geometry), geometry).forward
+
+
+@pytest.mark.parametrize("available", [True, False])
+@pytest.mark.parametrize(
+    ("geometry", "shape", "compiled", "pure"),
+    [
+        (_geometry(32, 16, 3, (16, 16)), (2, 16, 8, 8), "native", "matmul"),
+        (_geometry(32, 16, 3, (16, 16)), (2, 16, 40, 40), "native", "grouped"),
+        (_geometry(32, 16, 1, (16, 16)), (2, 16, 20, 20), "pointwise", "pointwise"),
+        (_geometry(6, 3, 3, (3, 3)), (2, 3, 8, 8), "matmul", "matmul"),
+        (_geometry(6, 3, 3, (3, 3)), (2, 3, 40, 40), "grouped", "grouped"),
+        (_geometry(16, 1, 3, (8, 1), groups=16), (2, 16, 8, 8), "depthwise", "grouped"),
+        (replace(_geometry(16, 1, 3, (8, 1), groups=16), stride=(2, 2)), (2, 16, 8, 8), "depthwise", "grouped"),
+        (replace(_geometry(16, 1, 3, (8, 1), groups=16), stride=(3, 3)), (2, 16, 8, 8), "grouped", "grouped"),
+        (_geometry(16, 1, 5, (8, 1), groups=16), (2, 16, 8, 8), "grouped", "grouped"),
+        (Geometry(Partition((6, 4), (3, 2))), (2, 5, 4), "matmul", "matmul"),
+        (_geometry(32, 16, 3, (16, 16)), (0, 16, 8, 8), "plain", "plain"),
+    ],
+)
+def test_rule(
+    geometry: Geometry,
+    shape: tuple[int, ...],
+    compiled: str,
+    pure: str,
+    available: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With compiled kernels and without, whatever this machine has."""
+    pretend(monkeypatch, available)
+    answer = route(torch.zeros(shape), _cells(geometry), geometry)
+    assert answer.forward == (compiled if available else pure)
+    assert answer.reason
+
+
+def test_other_types_do_without_the_compiled_kernels() -> None:
+    geometry = _geometry(32, 16, 3, (16, 16))
+    assert _way((2, 16, 8, 8), geometry, dtype=torch.float64) == "matmul"
+    assert _way((2, 16, 8, 8), geometry, dtype=torch.bfloat16) == "grouped"
+    assert _way((2, 16, 8, 8), geometry, device="meta") == "plain"
+
+
+def test_force_nests_and_ends() -> None:
+    geometry, shape = _geometry(32, 16, 3, (16, 16)), (2, 16, 8, 8)
+    usual = _way(shape, geometry)
+    assert usual not in ("plain", "grouped")
+    with force("plain"):
+        with force("grouped"):
+            assert _way(shape, geometry) == "grouped"
+        assert _way(shape, geometry) == "plain"
+    assert _way(shape, geometry) == usual
+
+
+def test_unknown_strategy_is_refused() -> None:
+    with pytest.raises(StrategyError, match=f"no strategy 'fast'; there are {', '.join(STRATEGIES)}"), force("fast"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("geometry", "why"),
+    [
+        (_geometry(16, 1, 3, (8, 1), groups=16), "16 groups"),
+        (_geometry(6, 3, 3, (3, 3)), "3x3 channels"),
+        (Geometry(Partition((8, 8, 3, 3), (8, 8, 3, 3)), (1, 1), (0, 0), (1, 1)), "3x3 positions wide"),
+    ],
+)
+def test_native_where_it_cannot_be_is_refused(geometry: Geometry, why: str) -> None:
+    x = torch.zeros(2, geometry.in_channels, 8, 8)
+    with pytest.raises(StrategyError, match=why), force("native"):
+        route(x, _cells(geometry), geometry)
+    assert why in (native.obstacle(x, geometry) or "")
+
+
+@pytest.mark.parametrize(
+    ("way", "geometry"),
+    [("native", _geometry(32, 16, 3, (16, 16))), ("depthwise", _geometry(16, 1, 3, (8, 1), groups=16))],
+)
+def test_compiled_where_there_are_no_kernels_is_refused(
+    way: str, geometry: Geometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, False)
+    with pytest.raises(StrategyError, match="the kernels could not be built, or are turned off"), force(way):
+        _way((2, 16, 8, 8), geometry)
+
+
+def test_layers_say_which_way_they_took() -> None:
+    layer = Conv2d(8, 8, 3, config=WarehouseConfig(1))
+    assert layer.route is None
+    with force("grouped"):
+        layer(torch.randn(2, 8, 5, 5))
+    assert layer.route is not None
+    assert (layer.route.forward, layer.route.backward, layer.route.reason) == ("grouped", "grouped", "forced")
+
+
+# Choosing from times
+
+
+def _times(forward: dict[str, float], backward: dict[str, float] | None = None) -> Times:
+    return Times(forward, backward or {})
+
+
+def test_the_fastest_is_chosen_and_forward_and_backward_by_themselves() -> None:
+    usual = Choice("native", "native")
+    times = _times({"native": 1.0, "pointwise": 2.0}, {"native": 3.0, "pointwise": 2.0})
+    assert choose(times, usual, STRATEGIES) == Choice("native", "pointwise")
+    assert choose(_times({"native": 1.0, "pointwise": 0.5}), Choice("native"), STRATEGIES) == Choice("pointwise")
+
+
+def test_what_is_hardly_faster_does_not_take_the_place_of_the_usual() -> None:
+    assert choose(_times({"native": 1.0, "grouped": 0.97}), Choice("native"), STRATEGIES) == Choice("native")
+
+
+def test_factors_are_mixed_where_both_ways_together_win() -> None:
+    usual = Choice("native", "native")
+    slow_forward = _times({"native": 1.0, "hidden": 1.5}, {"native": 3.0, "hidden": 1.0})
+    assert choose(slow_forward, usual, STRATEGIES) == Choice("hidden", "hidden")
+    slow_backward = _times({"native": 1.0, "hidden": 0.5}, {"native": 1.0, "hidden": 2.0})
+    assert choose(slow_backward, usual, STRATEGIES) == usual
+
+
+# Measuring
+
+
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Measuring is on; the file of the machine is a new one."""
+    monkeypatch.delenv(route_table.VARIABLE, raising=False)
+    path = tmp_path / "kernels" / "routes.json"
+    monkeypatch.setattr(route_table, "machine_file", lambda: path)
+    route_table._of_machine.cache_clear()
+    monkeypatch.setattr(routing, "_answers", {})
+    yield path
+    route_table._of_machine.cache_clear()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_candidate_is_measured_once_and_the_choice_kept(
+    measuring: Path, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x, measured = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6), []
+    monkeypatch.setattr(routing, "measure", lambda *asked: measured.append(asked[0]) or measure.measure(*asked))
+    for _ in range(2):
+        with torch.set_grad_enabled(training):
+            layer(x)
+    [candidates] = measured
+    assert {strategy.name for strategy in candidates} == {"grouped", "matmul"} | ({"native"} if COMPILED else set())
+    assert layer.route is not None
+    assert layer.route.reason.startswith("measured: forward ")
+    assert ("; backward " in layer.route.reason) == training
+    [(key, choice)] = route_table.read(measuring).items()
+    assert key.endswith("training" if training else "inference")
+    assert (choice.forward, choice.backward) == (layer.route.forward, layer.route.backward)
+    # Another process of the machine reads what this one has found.
+    route_table._of_machine.cache_clear()
+    routing._answers.clear()
+    with torch.set_grad_enabled(training):
+        layer(x)
+    assert layer.route.reason == "chosen before by measuring"
+    assert len(measured) == 1
+
+
+def test_measuring_changes_nothing(measuring: Path) -> None:
+    """Neither random numbers nor statistics nor gradients; and what comes out is the definition."""
+    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(40, 16, 6, 6, requires_grad=True)
+    twin = Conv2d(16, 32, 3, config=WarehouseConfig(2))
+    twin.load_state_dict(layer.state_dict())
+    state = torch.get_rng_state()
+    out = layer(x)
+    assert "measured" in (layer.route.reason if layer.route else "")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in layer.parameters())
+    with force("plain"):
+        expected = twin(x)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    for name, buffer in twin.named_buffers():
+        torch.testing.assert_close(layer.get_buffer(name), buffer)
+
+
+def test_sizes_that_are_nearly_alike_share_a_choice(measuring: Path) -> None:
+    layer = Conv2d(16, 32, 3, config=WarehouseConfig(2))
+    with torch.no_grad():
+        for batch, side in ((13, 18), (16, 18), (14, 17), (2, 18)):
+            layer(torch.randn(batch, 16, side, side))
+    assert len(route_table.read(measuring)) == 2
+
+
+def test_mixing_through_the_hidden_vector_is_a_candidate_where_it_saves(
+    measuring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pretend_hidden_is_fast(candidates: list, *asked: object) -> Times:
+        return _times({strategy.name: 0.1 if strategy.name == "hidden" else 1.0 for strategy in candidates})
+
+    monkeypatch.setattr(routing, "measure", pretend_hidden_is_fast)
+    layer = Conv2d(64, 256, 1, config=WarehouseConfig(64, out_ratio=0.25)).eval()
+    kw.set_temperature(layer, 0.0)
+    with torch.no_grad():
+        x = torch.randn(64, 64, 2, 2)
+        out = layer(x)
+        assert layer.route is not None
+        assert layer.route.forward == "hidden"
+        layer(x[:2])
+        assert layer.route.forward != "hidden"
+        with force("plain"):
+            torch.testing.assert_close(out, layer(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_damaged_file_of_the_machine_is_replaced(measuring: Path) -> None:
+    measuring.parent.mkdir()
+    measuring.write_text("{")
+    layer = Conv2d(16, 32, 3, config=WarehouseConfig(2))
+    layer(torch.randn(2, 16, 6, 6))
+    assert len(route_table.read(measuring)) == 1
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(measuring: Path) -> None:
+    measuring.parent.write_text("a file where the folder should be")
+    layer = Conv2d(16, 32, 3, config=WarehouseConfig(2))
+    layer(torch.randn(2, 16, 6, 6))
+    assert layer.route is not None
+    assert layer.route.reason.startswith("measured")
+
+
+# Kept and pinned
+
+
+def _key_of(layer: nn.Module, x: Tensor, measuring: Path) -> str:
+    with torch.no_grad():
+        layer(x)
+    [key] = route_table.read(measuring)
+    return key
+
+
+def test_choices_of_a_run_come_before_those_of_the_machine(measuring: Path) -> None:
+    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
+    key = _key_of(layer, x, measuring)
+    other = next(name for name in ("grouped", "matmul") if name != layer.route.forward)
+    machine = layer.route.forward
+    with route_table.keeping({key: Choice(other)}), torch.no_grad():
+        layer(x)
+        assert layer.route.forward == other
+    with torch.no_grad():
+        layer(x)
+    assert layer.route.forward == machine
+
+
+def test_a_run_keeps_what_it_took(measuring: Path) -> None:
+    layer, x, choices = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6), {}
+    key = _key_of(layer, x, measuring)
+    with route_table.keeping(choices), torch.no_grad():
+        layer(x)  # known to the machine
+        layer(x[:1])  # new
+    assert key in choices
+    assert len(choices) == 2
+    assert route_table.from_json(json.loads(json.dumps(route_table.to_json(choices))), "here") == choices
+
+
+def test_pinned_choices_are_taken_and_nothing_else_is_measured(
+    measuring: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
+    key = _key_of(layer, x, measuring)
+    path = tmp_path / "pinned.json"
+    path.write_text(json.dumps(route_table.to_json({key: Choice("grouped")})))
+    routing._answers.clear()
+    monkeypatch.setenv(route_table.VARIABLE, str(path))
+    with torch.no_grad():
+        layer(x)
+        assert layer.route.forward == "grouped"
+        layer(x[:1])
+        assert layer.route.reason.startswith("by rule")
+    assert list(route_table.read(measuring)) == [key]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ("[]", "no routes of format 1"),
+        ('{"format": 2, "routes": {}}', "no routes of format 1"),
+        ('{"format": 1, "routes": {"a": {"forward": "fast"}}}', "no strategy 'fast'"),
+        ('{"format": 1, "routes": {"a": {"ahead": "plain"}}}', "cannot be taken"),
+    ],
+)
+def test_bad_files_are_named(content: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "routes.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv(route_table.VARIABLE, str(path))
+    monkeypatch.setattr(routing, "_answers", {})
+    geometry = _geometry(32, 16, 3, (16, 16))
+    with pytest.raises(StrategyError, match=why) as caught:
+        evaluate(torch.zeros(2, 16, 8, 8), torch.zeros(2, 18, 5), _cells(geometry), geometry)
+    assert str(path) in str(caught.value)
