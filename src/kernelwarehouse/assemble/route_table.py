@@ -120,6 +120,13 @@ def remember(key: str, choice: Choice) -> None:
         _log.info("the choice of strategies is not kept for the next time: %s", error)
 
 
+def forget() -> None:
+    """Measure anew in this process what the machine's file has choices for; they take the place of the old ones."""
+    global _changes
+    _of_machine().clear()
+    _changes += 1
+
+
 def _keep_with_runs(key: str, choice: Choice) -> None:
     for choices in _kept:
         choices[key] = choice

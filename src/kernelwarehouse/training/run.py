@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
+from kernelwarehouse.assemble import route_table
 from kernelwarehouse.data.batches import TrainingBatches
 from kernelwarehouse.data.images import DataSet, Images
 from kernelwarehouse.errors import CheckpointError, ConfigError, DataError, Terminated, TrainingError
@@ -132,6 +133,9 @@ class Run:
         self.evaluation_due = False
         self.best_top1 = -1.0
         self.unreadable: set[str] = set()
+        # How layers are evaluated here, and what each process has told of that: another way rounds otherwise.
+        self.routes: route_table.Choices = {}
+        self.shared_routes: list[dict[str, Any]] = []
         self._problems: list[str] = []
 
     def train(self) -> None:
@@ -142,6 +146,7 @@ class Run:
         with self.termination.watched(), ExitStack() as opened:
             self.processes.in_main(lambda: opened.enter_context(self.folder.claimed(self.settings)))
             self._resume()
+            opened.enter_context(route_table.keeping(self.routes))
             log = self.processes.in_main(
                 lambda: opened.enter_context(closing(MetricsLog(self.folder, self.trainer.steps_done)))
             )
@@ -174,6 +179,9 @@ class Run:
             losses = torch.tensor(state.get("losses", []), dtype=torch.float64, device=self.processes.device)
             self.losses = list(losses)
             self.evaluation_due = bool(state.get("evaluation_due", False))
+            self.shared_routes = list(state.get("routes", []))  # since version 0.3
+            for choices in self.shared_routes[self.processes.rank :][:1]:
+                self.routes.update(route_table.from_json(choices, "the checkpoint"))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{self.folder.path / 'last' / STATE_FILE} is not the state of a run: {error}"
@@ -241,6 +249,7 @@ class Run:
     def _end_early(self) -> NoReturn:
         """Write where the run is, as SIGTERM asked for, and end."""
         self.losses = list(self._shared_losses())
+        self._share_routes()
         self._write_last()
         # torchrun ends all processes when the first of them has ended, so none may before the checkpoint is written.
         self.processes.gather(None)
@@ -248,6 +257,12 @@ class Run:
             f"ended by SIGTERM after step {self.trainer.steps_done} of {self.batches.steps}; the checkpoint is in "
             f"{self.folder.path / 'last'}, and the same command goes on from there"
         )
+
+    def _share_routes(self) -> None:
+        """Tell the process that writes checkpoints how layers are evaluated here, where that is new to it."""
+        rank, own = self.processes.rank, route_table.to_json(self.routes)
+        if self.processes.any(rank >= len(self.shared_routes) or own != self.shared_routes[rank]):
+            self.shared_routes = self.processes.gather(own)
 
     def _note_unreadable(self, problem: str) -> None:
         if problem not in self.unreadable:
@@ -260,6 +275,7 @@ class Run:
     def _report_steps(self, images_per_second: float) -> dict[str, Any]:
         """The steps since the last report, which are counted towards the epoch now."""
         losses = self._shared_losses()
+        self._share_routes()
         self.losses = []
         self.loss_sum += float(losses.sum())
         values = {
@@ -278,6 +294,7 @@ class Run:
             evaluation = self.evaluate()
         except _EvaluationLeft:
             self._end_early()
+        self._share_routes()
         best = evaluation.top1 > self.best_top1
         values = evaluation.as_dict() | {
             "training_loss": self.loss_sum / self.batches.steps_per_epoch,
@@ -338,6 +355,7 @@ class Run:
             "evaluation_due": self.evaluation_due,
             "best_top1": self.best_top1,
             "unreadable": sorted(self.unreadable),
+            "routes": self.shared_routes,
         }
         self.folder.write("last", self.trainer.steps_done, self.trainer.result, state)
 
