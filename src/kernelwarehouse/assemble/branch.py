@@ -28,7 +28,7 @@ def coefficients(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def fused_attention(attention: Attention, x: Tensor) -> Tensor | None:
     """What `attention(x)` gives, or `None` where the compiled call does not apply."""
-    parameters = _parameters(attention, x) if forced() in (None, "native", "basis") else None
+    parameters = _parameters(attention, x) if forced() != "plain" else None
     if parameters is None:
         return None
     beta, tau = attention._buffers["beta"], attention.get_temperature()
