@@ -148,7 +148,7 @@ def least(best: dict[str, tuple[float, float]]) -> float:
     free = [name for name in best if STRATEGIES[name].mixing == "weights"]
     together = [sum(best[name]) for name in best if name not in free]
     apart = min(best[name][0] for name in free) + min(best[name][1] for name in free)
-    return min(apart, *together)
+    return min([apart, *together])
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
