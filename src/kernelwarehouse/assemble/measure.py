@@ -2,18 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.question import Question
 from kernelwarehouse.assemble.route_table import Choice
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.assemble.timing import best_times
+from kernelwarehouse.errors import StrategyError
 
 # The way that is taken by rule keeps its place unless another takes less than this part of its time: differences that
 # are noise should not decide.
 _WIN = 0.95
+
+# Samples that are enough to tell.
+_SAMPLES = 16
 
 
 @dataclass(frozen=True)
@@ -33,35 +39,53 @@ class Times:
 
 
 def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: Question) -> Times:
-    """Times of every candidate on this input. Attentions are made up: their values do not matter."""
+    """Times of every candidate on this input. Attentions are made up: their values do not matter.
+
+    Of large batches some samples have to do, where the time of a sample does not depend on how many there are.
+    """
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        wants_input = x.requires_grad
-        x, cells = x.detach(), cells.detach()
-        mixing = {strategy.name: _mixing(strategy, x, question) for strategy in candidates}
-
-        def forward(strategy: Strategy) -> Tensor:
-            return strategy.forward(x, *mixing[strategy.name], cells, question.geometry)
-
-        def backward(strategy: Strategy) -> None:
-            if strategy.backward is not None:
-                strategy.backward(grad, x, *mixing[strategy.name], cells, question.geometry, wants_input)
-
-        forwards = best_times({strategy.name: lambda s=strategy: forward(s) for strategy in candidates})  # type: ignore[misc]
-        if not question.training:
-            return Times(forwards, {})
-        grad = torch.ones_like(forward(candidates[0]))
-        return Times(
-            forwards,
-            best_times({strategy.name: lambda s=strategy: backward(s) for strategy in candidates}),  # type: ignore[misc]
-        )
+        wants_input, x, cells = x.requires_grad, x.detach(), cells.detach()
+        calls = {strategy.name: _Call.of(strategy, x, cells, question) for strategy in candidates}
+        forward = best_times({name: call.forward for name, call in calls.items()})
+        backward = {}
+        if question.training:
+            grads = {name: torch.ones_like(call.forward()) for name, call in calls.items()}
+            backward = best_times(
+                {name: partial(call.backward, grads[name], wants_input) for name, call in calls.items()}
+            )
+        scales = {name: len(x) / call.samples for name, call in calls.items()}
+        return Times(*({name: taken * scales[name] for name, taken in times.items()} for times in (forward, backward)))
 
 
-def _mixing(strategy: Strategy, x: Tensor, question: Question) -> tuple[Tensor, ...]:
-    batch, mixtures = x.shape[0], question.geometry.partition.mixtures
-    if strategy.mixing == "weights":
-        return (x.new_full((batch, mixtures, question.cells), 0.1),)
-    units = question.units
-    return x.new_full((batch, mixtures, units), 0.1), x.new_full((mixtures, units, question.cells), 0.1)
+@dataclass(frozen=True)
+class _Call:
+    """One strategy with inputs of the right shapes."""
+
+    strategy: Strategy
+    tensors: tuple[Tensor, ...]  # input, mixing and cells
+    geometry: Geometry
+    samples: int
+
+    @staticmethod
+    def of(strategy: Strategy, x: Tensor, cells: Tensor, question: Question) -> "_Call":
+        geometry, mixtures, units = question.geometry, question.geometry.partition.mixtures, question.units
+        if strategy.mixing == "weights":
+            x = x[:_SAMPLES]
+            mixing: tuple[Tensor, ...] = (x.new_full((len(x), mixtures, question.cells), 0.1),)
+        else:
+            mixing = (
+                x.new_full((len(x), mixtures, units), 0.1),
+                x.new_full((mixtures, units, question.cells), 0.1),
+            )
+        return _Call(strategy, (x, *mixing, cells), geometry, len(x))
+
+    def forward(self) -> Tensor:
+        return self.strategy.forward(*self.tensors, self.geometry)
+
+    def backward(self, grad: Tensor, wants_input: bool) -> None:
+        if self.strategy.backward is None:
+            raise StrategyError(f"strategy {self.strategy.name!r} has no backward of its own to measure")
+        self.strategy.backward(grad, *self.tensors, self.geometry, wants_input)
 
 
 def choose(times: Times, usual: Choice, strategies: Mapping[str, Strategy]) -> Choice:

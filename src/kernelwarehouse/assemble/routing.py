@@ -151,11 +151,15 @@ def _basis_pays(question: Question, attention: Attention) -> bool:
 
 
 def _candidates(x: Tensor, question: Question) -> list[Strategy]:
-    """Strategies that can evaluate a layer. The definition is none of them: it keeps what is large."""
+    """Strategies that are worth a try on a layer.
+
+    The definition is none of them, as it keeps what is large; nor are products of matrices of a single row.
+    """
+    hopeless = {"plain", "matmul"} if question.geometry.partition.kernel_shape[1] == 1 else {"plain"}
     return [
         strategy
         for strategy in STRATEGIES.values()
-        if strategy.name != "plain"
+        if strategy.name not in hopeless
         and strategy.obstacle(x, question.geometry) is None
         and (strategy.mixing == "weights" or question.units)
     ]

@@ -179,7 +179,7 @@ class Run:
             losses = torch.tensor(state.get("losses", []), dtype=torch.float64, device=self.processes.device)
             self.losses = list(losses)
             self.evaluation_due = bool(state.get("evaluation_due", False))
-            self.shared_routes = list(state.get("routes", []))  # since version 0.3
+            self.shared_routes = list(state.get("routes", []))  # as in those before version 0.3
             for choices in self.shared_routes[self.processes.rank :][:1]:
                 self.routes.update(route_table.from_json(choices, "the checkpoint"))
         except (KeyError, TypeError, ValueError) as error:
