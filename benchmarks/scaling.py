@@ -79,7 +79,13 @@ def in_child(point: Point, way: str, threads: int) -> int:
 
 def measure(axis: str, value: float, chosen: argparse.Namespace) -> dict[str, Any]:
     point = replace(Point(), **{axis: int(value) if axis == "batch" else value})
-    row: dict[str, Any] = {"axis": axis, "value": value, "point": asdict(point), "milliseconds": {}}
+    row: dict[str, Any] = {
+        "axis": axis,
+        "value": value,
+        "threads": chosen.threads,
+        "point": asdict(point),
+        "milliseconds": {},
+    }
     for mode in MODES:
         taken = seconds(point, mode, chosen)
         row["milliseconds"][mode] = {way: round(1e3 * time, 2) for way, time in taken.items()}
@@ -106,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="processor: where others use the machine")
     parser.add_argument("--seconds", type=float, default=4, help="time for a point and mode, at least")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of a point and mode, at least")
-    parser.add_argument("--out", type=Path, help="JSON file; by default results/scaling.json for all axes")
+    parser.add_argument("--out", type=Path, help="JSON file; by default one in benchmarks/results for all axes")
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--point", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
@@ -114,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.child:
         print(json.dumps({"bytes": peak_in_this_process(Point(**chosen.point), chosen.child)}))
         return
-    out = chosen.out or (results.FOLDER / "scaling.json" if chosen.axis == list(AXES) else None)
+    whole = chosen.axis == list(AXES)
+    out = results.destination("scaling", results.machine(1), chosen.out) if chosen.out or whole else None
     console, rows = Console(), []
     facts = {**results.machine(chosen.threads), "clock": chosen.clock}
     for axis in chosen.axis:
