@@ -3,12 +3,15 @@
 import argparse
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmarks import breakdown, cases, child, memory, mixing, page, results, speed, tables
+from benchmarks import breakdown, cases, child, memory, mixing, page, results, scaling, speed, tables
+from benchmarks.cases import MODES
+from benchmarks.scaling import AXES
 
 PRESET = ["--preset", "kw1x_small_resnet", "--batch", "2"]
 # The table: a case's name, and the most that ours may take with AVX2 and with AVX-512.
@@ -169,6 +172,66 @@ def test_breakdown_names_every_layer(capsys: pytest.CaptureFixture[str], monkeyp
     assert "stages.2.0.conv2_kxk.conv" in shown
     assert "all 8 layers" in shown
     assert "aten::" in shown  # the names of operators
+
+
+def fake_measure(point: scaling.Point, chosen: Any) -> dict[str, Any]:
+    taken = {"static": 1.0 + point.batch, "ours": 2.0 + point.batch}
+    row = {"threads": chosen.threads[0], "point": scaling.asdict(point), "milliseconds": dict.fromkeys(MODES, taken)}
+    return {**row, "megabytes": {} if chosen.brief else taken}
+
+
+def test_scaling_goes_on_where_it_was_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[int, scaling.Point]] = []
+
+    def measure(point: scaling.Point, chosen: Any) -> dict[str, Any]:
+        if len(measured) == 9:
+            raise KeyboardInterrupt
+        measured.append((chosen.threads[0], point))
+        return fake_measure(point, chosen)
+
+    monkeypatch.setattr(scaling, "measure", measure)
+    out = tmp_path / "scaling.json"
+    with pytest.raises(KeyboardInterrupt):
+        scaling.main(["--threads", "1", "--out", str(out)])
+    assert len(json.loads(out.read_text())["rows"]) == 10  # with batch 8, which is budget 1 as well
+    monkeypatch.setattr(scaling, "measure", fake_measure)
+    scaling.main(["--threads", "1", "--resume", "--out", str(out)])
+    scaling.main(["--threads", "2", "--resume", "--brief", "--out", str(out)])
+    written = json.loads(out.read_text())
+    assert written["machine"]["threads"] == [1, 2]
+    points = [(row["threads"], row["axis"], row["value"]) for row in written["rows"]]
+    assert points == [(threads, axis, value) for threads in (1, 2) for axis in AXES for value in AXES[axis]]
+    with pytest.raises(SystemExit, match=r"cannot be resumed \(rounds 3, now 7\)"):
+        scaling.main(["--threads", "1", "--resume", "--rounds", "7", "--out", str(out)])
+
+
+def test_scaling_measures_the_plain_definition_and_memory_with_the_first_threads_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(scaling.subprocess, "run", run)
+    chosen = scaling.arguments_parser().parse_args([])
+    scaling.run_threads(None, chosen)
+    first, second = (scaling.arguments_parser().parse_args(command[3:]) for command in commands)
+    assert (first.threads, first.brief, first.resume) == ([1], False, False)
+    assert (second.threads, second.brief, second.resume) == ([2], True, True)
+    assert (first.axis, first.ways, first.rounds, first.seconds) == (list(AXES), chosen.ways, 3, 1.5)
+
+
+def test_scaling_measures_times_and_memory_of_a_point() -> None:
+    options = ["--threads", "1", "--ways", "static", "ours", "--seconds", "0", "--rounds", "1"]
+    chosen = scaling.arguments_parser().parse_args(options)
+    point = scaling.Point(batch=2, width=0.5, image=32)
+    found = scaling.measure(point, chosen)
+    assert found["point"] == {"batch": 2, "budget": 1.0, "width": 0.5, "image": 32}
+    for taken in (*found["milliseconds"].values(), found["megabytes"]):
+        assert set(taken) == {"static", "ours"}
+        assert min(taken.values()) > 0
 
 
 def test_committed_results_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
