@@ -4,8 +4,8 @@
     python -m benchmarks.breakdown kw4x_resnet18 --batch 1 --prepare 2000000000
     python -m benchmarks.breakdown kw1x_small_resnet --mode training --batch 128 --operators 20
 
-Layers are timed where they stand, by hooks, the two networks in turns. In training that is their forward pass;
-`--operators` shows what forward and backward are made of.
+Layers are timed where they stand, by hooks, the two networks in turns, after two steps that are not counted.
+In training that is their forward pass; `--operators` shows what forward and backward are made of.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import kernelwarehouse as kw
 from benchmarks.cases import MODES, Case, converted_network, runner, static_network
+from benchmarks.speed import WARM_UPS
 from kernelwarehouse.costs import layer_costs
 
 Runs = dict[str, Callable[[], None]]
@@ -55,8 +56,9 @@ def layer_table(case: Case, models: dict[str, nn.Module], runs: Runs, rounds: in
     costs = {
         cost.layer: cost for cost in layer_costs(models["ours"], torch.randn(case.batch, 3, case.image, case.image))
     }
-    for run in runs.values():
-        run()
+    for _ in range(WARM_UPS):
+        for run in runs.values():
+            run()
     watches = {way: Stopwatch(model, ["", *costs]) for way, model in models.items()}
     for _ in range(rounds):
         for run in runs.values():
@@ -127,7 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     if chosen.operators:
         for way, run in runs.items():
-            run()
+            for _ in range(WARM_UPS):
+                run()
             console.print(operator_table(f"{case.name}, {way}", run, chosen.rounds, chosen.operators))
     console.print(layer_table(case, models, runs, chosen.rounds, chosen.layers))
 

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from PIL import Image
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import results
+from benchmarks import results, tables
 from kernelwarehouse.data import DataSet, FileImages, open_dataset
 from kernelwarehouse.data.batches import TrainingBatches
 from kernelwarehouse.training.api import own_image_size
@@ -64,8 +63,10 @@ def main() -> None:
     parser.add_argument("--recipe", default="traditional", help="whose augmentation, with --data (%(default)s)")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, os.cpu_count() or 1])
     parser.add_argument("--seconds", type=float, default=6.0, help="for each figure (%(default)s)")
-    parser.add_argument("--output", type=Path, default=results.FOLDER / "loader.json")
+    parser.add_argument("--out", type=Path, help="JSON file; by default one in benchmarks/results")
     arguments = parser.parse_args()
+    facts = results.machine(1)
+    out = results.destination("loader", facts, arguments.out)
     torch.set_num_threads(1)  # as in the workers
     with tempfile.TemporaryDirectory() as folder:
         if arguments.data:
@@ -83,11 +84,8 @@ def main() -> None:
             for data, recipe in cases
             for workers in dict.fromkeys(arguments.workers)
         ]
-    table = Table("data", "recipe", "workers", "images/s")
-    for row in rows:
-        table.add_row(row["data"], row["recipe"], str(row["workers"]), f"{row['images_per_second']:,.0f}")
-    Console().print(table)
-    results.write(arguments.output, {"machine": results.machine(1), "rows": rows})
+    Console().print(tables.loader(rows).rich("images per second of the loader"))
+    results.write(out, {"machine": facts, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """Peak memory of a step above what imports take, each way in a process of its own.
 
+The peak is that of all steps, the first one included: what is tried out on first use has to fit into memory as well.
 Without arguments, the cases that the project has targets for. With `--preset`, any network, mode and batch.
 """
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from rich.console import Console
 
 import kernelwarehouse as kw
-from benchmarks import results
+from benchmarks import child, results, tables
 from benchmarks.cases import (
     MEMORY,
     WAYS,
@@ -43,8 +42,9 @@ def peak_in_this_process(case: Case, way: str, steps: int) -> int:
     load_native()
     torch.manual_seed(0)
     before = process_memory("VmRSS")
-    model = static_network(case.preset) if way == "static" else converted_network(case.preset)
-    run = runner(model, way, case.mode, case.batch, case.image)
+    network = static_network if way == "static" else converted_network
+    model = network(case.preset, case.classes)
+    run = runner(model, way, case.mode, case.batch, case.image, case.classes)
     if case.prepared and way == "ours":
         kw.prepare_inference(model, case.prepared, case.batch)
     for _ in range(steps):
@@ -53,14 +53,8 @@ def peak_in_this_process(case: Case, way: str, steps: int) -> int:
 
 
 def in_child(case: Case, way: str, threads: int, steps: int) -> int:
-    command = [sys.executable, "-m", "benchmarks.memory", "--child", way, "--preset", case.preset, "--mode", case.mode]
-    command += ["--batch", str(case.batch), "--threads", str(threads), "--steps", str(steps)]
-    if case.prepared:
-        command += ["--prepare", str(case.prepared)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
-    return int(json.loads(done.stdout.splitlines()[-1])["bytes"])
+    options = ["--child", way, *case.options(), "--threads", str(threads), "--steps", str(steps)]
+    return int(child.ask("memory", options)["bytes"])
 
 
 def measure(case: Case, ways: Sequence[str], threads: int, steps: int) -> dict[str, Any]:
@@ -83,16 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.child:
         print(json.dumps({"bytes": peak_in_this_process(cases[0], chosen.child, chosen.steps)}))
         return
-    console, rows = Console(), []
     facts = results.machine(chosen.threads)
+    kept = chosen.out or len(cases) == len(MEMORY)
+    out = results.destination("memory", facts, chosen.out) if kept else None
+    console, rows = Console(), []
     for case in cases:
         rows.append(measure(case, chosen_ways(chosen), chosen.threads, chosen.steps))
         console.print(f"{case.name}: {rows[-1]['megabytes']} MB, ratios {rows[-1]['ratio']}")
-    console.print(results.ratio_table(rows, "megabytes", "peak memory relative to the static network"))
-    whole = not chosen.preset and not chosen.only
-    out = chosen.out or (results.FOLDER / "memory.json" if whole else None)
-    if out:
-        results.write(out, {"machine": facts, "rows": rows})
+        if out:  # after every case: a long run that is broken off has measured something
+            results.write(out, {"machine": facts, "rows": rows})
+    console.print(tables.ratios(rows, "megabytes").rich("peak memory relative to the static network"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Time of single layers by mixing through the hidden vector, against the strategy that they would be evaluated by.
 
-Forward and backward of a whole layer, its attention branch included, interleaved in one process.
+Forward and backward of a whole layer, its attention branch included, interleaved in one process after two steps of each
+that are not counted. Where the rule chooses `hidden`, the ratio stands out.
 """
 
 import argparse
@@ -14,10 +15,9 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks import results
+from benchmarks import results, tables
 from benchmarks.cases import MODES, converted_network
 from benchmarks.speed import CLOCKS, interleave
 from kernelwarehouse.assemble import force, route
@@ -82,26 +82,6 @@ def measure(layer: WarehouseLayer, case: Case, batch: int, mode: str, timing: Ca
     }
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Table:
-    shown = Table(title="mixing through the hidden vector against the usual strategy", title_justify="left")
-    for column in ("layer", "kernel", "side", "cells", "units", "batch", "mode", "usual", "usual ms", "hidden ms"):
-        shown.add_column(column, justify="left" if column in ("layer", "kernel", "mode", "usual") else "right")
-    shown.add_column("hidden / usual", justify="right")
-    shown.add_column("chosen")
-    for row in rows:
-        taken = row["milliseconds"]
-        shown.add_row(
-            f"{row['preset']} {row['layer']}",
-            "x".join(map(str, row["kernel"])),
-            *(str(row[key]) for key in ("side", "cells", "units", "batch", "mode", "usual")),
-            f"{taken[row['usual']]:.0f}",
-            f"{taken['hidden']:.0f}",
-            f"{row['ratio']:.2f}",
-            row["chosen"],
-        )
-    return shown
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mixing", description=__doc__)
     parser.add_argument("--only", default="", help="layers whose name, with its network, contains this")
@@ -111,14 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="processor: where others use the machine")
     parser.add_argument("--seconds", type=float, default=2, help="time for a row, at least")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of a row, at least")
-    parser.add_argument("--out", type=Path, help="JSON file; by default benchmarks/results/mixing.json for all layers")
+    parser.add_argument("--out", type=Path, help="JSON file; by default one in benchmarks/results for all layers")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     timing = partial(interleave, seconds=chosen.seconds, fewest=chosen.rounds, clock=chosen.clock)
     cases = [case for case in CASES if chosen.only in f"{case.preset} {case.layer}"]
     whole = len(cases) == len(CASES) and tuple(chosen.batch) == BATCHES
-    out = chosen.out or (results.FOLDER / "mixing.json" if whole else None)
     facts = {**results.machine(chosen.threads), "clock": chosen.clock}
+    out = results.destination("mixing", facts, chosen.out) if chosen.out or whole else None
     console, rows = Console(), []
     for case in cases:
         layer = converted_network(case.preset).get_submodule(case.layer)
@@ -132,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     results.write(out, {"machine": facts, "rows": rows})
         del layer
         gc.collect()
-    console.print(table(rows))
+    console.print(tables.mixing(rows).rich("mixing through the hidden vector, relative to the strategy in brackets"))
 
 
 if __name__ == "__main__":

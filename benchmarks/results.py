@@ -1,24 +1,33 @@
-"""Tables and files of results."""
+"""Files of results. `python -m benchmarks.results` prints all that are committed, as Markdown.
 
+A file is named after its benchmark, the processor and the kind of its vector instructions, and no run writes over what
+another kind of machine has measured.
+"""
+
+import argparse
 import json
 import os
 import platform
+import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
+from benchmarks.tables import TABLES, caption
 from kernelwarehouse._files import write_file
 from kernelwarehouse.assemble.build import load_native
 
 FOLDER = Path(__file__).parent / "results"
+# Where these are equal, figures may take each other's place.
+_KIND = ("processor", "vector instructions", "cores")
 
 
-def machine(threads: int) -> dict[str, Any]:
+def machine(threads: int | Sequence[int]) -> dict[str, Any]:
     """What the figures were measured on."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
@@ -39,25 +48,62 @@ def machine(threads: int) -> dict[str, Any]:
     }
 
 
+def slug(facts: dict[str, Any]) -> str:
+    """The kind of machine in a file's name, as `amd-epyc-avx2`: no trade marks, clock rates and numbers of cores."""
+    name = re.sub(r"\((r|tm)\)|@.*|\d+-core|\b(cpu|processor)\b", " ", facts["processor"].lower())
+    return "-".join(re.findall(r"[a-z0-9]+", f"{name} {facts['vector instructions'].lower()}"))
+
+
+def destination(name: str, facts: dict[str, Any], out: Path | None = None) -> Path:
+    """Where a benchmark on this machine writes, or `out`; asked before it begins, so nothing is measured in vain."""
+    path = out or FOLDER / f"{name}-{slug(facts)}.json"
+    _refuse_another_machines(path, facts)
+    return path
+
+
 def write(path: Path, data: dict[str, Any]) -> None:
+    _refuse_another_machines(path, data["machine"])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, json.dumps(data, indent=1) + "\n")
 
 
-def ratio_table(rows: Sequence[dict[str, Any]], unit: str, title: str) -> Table:
-    """Static in the unit, plain and ours relative to it, and whether the target is met."""
-    table = Table(title=title, title_justify="left")
-    for column in ("case", f"static ({unit})", "plain", "ours", "published code", "target"):
-        table.add_column(column, justify="left" if column == "case" else "right")
-    for row in rows:
-        ratio, most = row["ratio"], row["most"]
-        verdict = "[red]missed[/]" if most is not None and ratio["ours"] > most else "[green]met[/]"
-        table.add_row(
-            row["name"],
-            f"{row[unit]['static']:.1f}",
-            f"{ratio['plain']:.2f}" if "plain" in ratio else "",
-            f"{ratio['ours']:.2f}",
-            f"{row['published']:.2f}" if row["published"] else "",
-            "" if most is None else f"{most:.2f} {verdict}",
-        )
-    return table
+def _refuse_another_machines(path: Path, facts: dict[str, Any]) -> None:
+    if not path.exists():
+        return
+    there = json.loads(path.read_text())["machine"]
+    differences = [f"{fact} {there[fact]}, here {facts[fact]}" for fact in _KIND if there[fact] != facts[fact]]
+    if differences:
+        raise SystemExit(f"{path} has another machine's results ({'; '.join(differences)}): name another file by --out")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A file of results, and what it is called without the machine: `speed-1`."""
+
+    path: Path
+    name: str
+    machine: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    def markdown(self) -> str:
+        """What it was measured on, and its table."""
+        table = TABLES.get(self.name.split("-")[0])
+        return f"{caption(self.machine)}\n\n{table(self.rows).markdown() if table else f'See {self.path.name}.'}"
+
+
+def committed(folder: Path = FOLDER) -> Iterator[Result]:
+    """All results in the folder, in the order of their files' names."""
+    for path in sorted(folder.glob("*.json")):
+        data = json.loads(path.read_text())
+        yield Result(path, path.stem.removesuffix(f"-{slug(data['machine'])}"), data["machine"], data["rows"])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
+    parser.add_argument("only", nargs="?", default="", help="results whose file's name contains this; default: all")
+    only = parser.parse_args(arguments).only
+    print("\n\n".join(f"### {it.path.stem}\n\n{it.markdown()}" for it in committed() if only in it.path.name))
+
+
+if __name__ == "__main__":
+    main()

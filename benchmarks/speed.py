@@ -1,10 +1,20 @@
-"""Time of a step: static network, plain definition (how the published code works) and ours, interleaved in one process.
+"""Time of a step: static network, ours, and the plain definition (how the published code works).
 
-Without arguments, the cases that the project has targets for. With `--preset`, any network, mode and batch.
+Without arguments, the cases that the project has targets for, which takes about 12 minutes (9 with `--ways static
+ours`). With `--preset`, any network, mode and batch.
+
+Static and ours take turns in one process. The static network is also measured alone, in a process of its own, as
+whatever runs beside it costs it time; the smaller of its two medians is what all are compared with. The plain
+definition follows in a few rounds, for information: among the others it would slow down both.
+
+Every way does two whole steps first that are not counted, so that what is done on first use (memory is mapped, kernels
+are compiled, the way a layer is evaluated is chosen) is not part of the figures; the plain definition does one, as it
+has nothing to choose.
 """
 
 import argparse
 import gc
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +24,7 @@ import torch
 from rich.console import Console
 
 import kernelwarehouse as kw
-from benchmarks import results
+from benchmarks import child, results, tables
 from benchmarks.cases import (
     MODES,
     SPEED,
@@ -28,21 +38,24 @@ from benchmarks.cases import (
 )
 
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+WARM_UPS = 2
+PLAIN_ROUNDS = 3
+
+Times = dict[str, list[float]]
 
 
-def interleave(
-    runs: dict[str, Callable[[], None]], seconds: float, fewest: int, clock: str = "wall"
-) -> dict[str, list[float]]:
-    """Times of each, taken in turns, so that what else the machine does hits all alike. The first round warms up.
+def interleave(runs: dict[str, Callable[[], None]], seconds: float, fewest: int, clock: str = "wall") -> Times:
+    """Times of each, taken in turns, so that what else the machine does hits all alike, after `WARM_UPS` steps of each.
 
-    Every other round runs backwards: what comes right after the plain definition finds caches and heap as that has left
-    them, and this should hit the first and the last alike. The processor's clock counts what all threads have computed,
-    and not what they waited for a shared machine.
+    Every other round runs backwards: what comes right after another finds caches and heap as that has left them, and
+    this should hit the first and the last alike. The processor's clock counts what all threads have computed, and not
+    what they waited for a shared machine.
     """
     now = CLOCKS[clock]
-    for run in runs.values():
-        run()
-    times: dict[str, list[float]] = {way: [] for way in runs}
+    for _ in range(WARM_UPS):
+        for run in runs.values():
+            run()
+    times: Times = {way: [] for way in runs}
     end = time.perf_counter() + seconds
     order = list(runs)
     while len(times[order[0]]) < fewest or time.perf_counter() < end:
@@ -54,45 +67,100 @@ def interleave(
     return times
 
 
-def measure(case: Case, ways: Sequence[str], seconds: float, fewest: int, clock: str) -> dict[str, Any]:
-    """Median milliseconds of each way and their ratios to the static network."""
-    torch.manual_seed(0)
-    static, converted = static_network(case.preset), converted_network(case.preset)
-    models = {"static": static, "plain": converted, "ours": converted}
-    runs = {way: runner(models[way], way, case.mode, case.batch, case.image) for way in ways}
-    prepared = kw.prepare_inference(converted, case.prepared, case.batch) if case.prepared else None
-    times = interleave(runs, seconds, fewest, clock)
+def few(run: Callable[[], None], seconds: float, most: int, clock: str = "wall") -> list[float]:
+    """Times of so many steps at most, and of one at least, after one to warm up; none begins after the seconds."""
+    now = CLOCKS[clock]
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while not times or (len(times) < most and time.perf_counter() < end):
+        start = now()
+        run()
+        times.append(now() - start)
+    return times
+
+
+def take_turns(
+    runs: dict[str, Callable[[], None]], seconds: float, fewest: int, clock: str, plain_rounds: int = PLAIN_ROUNDS
+) -> Times:
+    """Times of the ways: those that are compared in turns, and the plain definition after them."""
+    times = interleave({way: run for way, run in runs.items() if way != "plain"}, seconds, fewest, clock)
+    if "plain" in runs:
+        times["plain"] = few(runs["plain"], seconds, plain_rounds, clock)
+    return times
+
+
+def summary(times: Times, alone: Sequence[float]) -> dict[str, Any]:
+    """Median milliseconds of each way, and their ratios to the faster of the two static medians."""
     medians = {way: statistics.median(taken) for way, taken in times.items()}
+    static = {"beside ours": medians["static"], "alone": statistics.median(alone)}
+    medians["static"] = min(static.values())
     return {
-        **case.facts(),
-        "prepared": str(prepared) if prepared else None,
-        "rounds": len(times["static"]),
+        "rounds": {**{way: len(taken) for way, taken in times.items()}, "static alone": len(alone)},
         "milliseconds": {way: round(1e3 * median, 2) for way, median in medians.items()},
-        "fastest": {way: round(1e3 * min(taken), 2) for way, taken in times.items()},
-        "ratio": {way: round(medians[way] / medians["static"], 3) for way in ways if way != "static"},
+        "static milliseconds": {where: round(1e3 * median, 2) for where, median in static.items()},
+        "fastest": {
+            **{way: round(1e3 * min(taken), 2) for way, taken in times.items()},
+            "static alone": round(1e3 * min(alone), 2),
+        },
+        "ratio": {way: round(medians[way] / medians["static"], 3) for way in times if way != "static"},
     }
 
 
+def static_alone(case: Case, chosen: argparse.Namespace) -> list[float]:
+    """Times of the static network in a process of its own."""
+    options = [*case.options(), "--threads", str(chosen.threads), "--clock", chosen.clock]
+    options += ["--seconds", str(chosen.seconds), "--rounds", str(chosen.rounds)]
+    return child.ask("speed", ["--static-alone", *options])["seconds"]
+
+
+def static_in_this_process(case: Case, chosen: argparse.Namespace) -> list[float]:
+    torch.manual_seed(0)
+    run = runner(static_network(case.preset, case.classes), "static", case.mode, case.batch, case.image, case.classes)
+    return interleave({"static": run}, chosen.seconds / 2, chosen.rounds, chosen.clock)["static"]
+
+
+def measure(case: Case, chosen: argparse.Namespace) -> dict[str, Any]:
+    alone = static_alone(case, chosen)
+    torch.manual_seed(0)
+    static, converted = static_network(case.preset, case.classes), converted_network(case.preset, case.classes)
+    models = {"static": static, "plain": converted, "ours": converted}
+    runs = {
+        way: runner(models[way], way, case.mode, case.batch, case.image, case.classes) for way in chosen_ways(chosen)
+    }
+    prepared = kw.prepare_inference(converted, case.prepared, case.batch) if case.prepared else None
+    times = take_turns(runs, chosen.seconds, chosen.rounds, chosen.clock)
+    return {**case.facts(), "prepared": str(prepared) if prepared else None, **summary(times, alone)}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_arguments(parser, MODES, [1, 16])
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="processor: where others use the machine")
-    parser.add_argument("--seconds", type=float, default=20, help="time for a case, at least")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of a case, at least")
+    parser.add_argument("--seconds", type=float, default=6, help="time for a case, at least; half for static alone")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of a case, at least")
+    parser.add_argument("--static-alone", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
-    whole = not chosen.preset and not chosen.only
-    out = chosen.out or (results.FOLDER / f"speed-{chosen.threads}.json" if whole else None)
-    console, rows = Console(), []
+    cases = chosen_cases(chosen, SPEED)
+    if chosen.static_alone:
+        print(json.dumps({"seconds": static_in_this_process(cases[0], chosen)}))
+        return
     facts = {**results.machine(chosen.threads), "clock": chosen.clock}
-    for case in chosen_cases(chosen, SPEED):
-        rows.append(measure(case, chosen_ways(chosen), chosen.seconds, chosen.rounds, chosen.clock))
-        console.print(f"{case.name}: {rows[-1]['milliseconds']} ms, ratios {rows[-1]['ratio']}")
+    kept = chosen.out or len(cases) == len(SPEED)
+    out = results.destination(f"speed-{chosen.threads}", facts, chosen.out) if kept else None
+    console, rows = Console(), []
+    for case in cases:
+        rows.append(measure(case, chosen))
+        found = rows[-1]
+        console.print(f"{case.name}: {found['milliseconds']} ms, ratios {found['ratio']}, {found['rounds']} rounds")
         if out:  # after every case: a long run that is broken off has measured something
             results.write(out, {"machine": facts, "rows": rows})
         gc.collect()
-    title = f"time relative to the static network, {chosen.threads} thread(s)"
-    console.print(results.ratio_table(rows, "milliseconds", title))
+    title = f"time relative to the static network, {facts['vector instructions']}, {chosen.threads} thread(s)"
+    console.print(tables.ratios(rows, "milliseconds").rich(title))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python -m benchmarks.training_loop
 
 Bare steps are forward, backward and optimiser on one batch that is already in memory. The loop adds reading and
-augmenting images, seeds, schedules, temperature, and the sums that are reported. Both take turns in one process. The
-share on the clock counts waiting for images. The share of the process's own CPU time does not, and it does not suffer
-from what else the machine is doing.
+augmenting images, seeds, schedules, temperature, and the sums that are reported. Both take turns in one process, after
+a turn of each that is not counted. The share on the clock counts waiting for images. The share of the process's own CPU
+time does not, and it does not suffer from what else the machine is doing.
 """
 
 import argparse
@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import results
+from benchmarks import results, tables
 from kernelwarehouse.data import open_dataset
 from kernelwarehouse.training.api import own_image_size
 from kernelwarehouse.training.distributed import Processes
@@ -113,17 +112,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="of torch, in both (%(default)s)")
     parser.add_argument("--turns", type=int, default=8, help=f"of {TURN} steps each (%(default)s)")
-    parser.add_argument("--output", type=Path, default=results.FOLDER / "training_loop.json")
+    parser.add_argument("--out", type=Path, help="JSON file; by default one in benchmarks/results")
     arguments = parser.parse_args()
+    facts = results.machine(arguments.threads)
+    out = results.destination("training_loop", facts, arguments.out)
     torch.set_num_threads(arguments.threads)
     rows = [measure(name, arguments.batch_size, arguments.workers, arguments.turns) for name in arguments.networks]
-    table = Table("network", "bare images/s", "loop images/s", "kept, on the clock", "kept, CPU time")
-    for row in rows:
-        speeds = (f"{row[way]:,.0f}" for way in ("bare images/s", "loop images/s"))
-        shares = (f"{row[share]:.0%}" for share in ("share", "share of CPU time"))
-        table.add_row(row["network"], *speeds, *shares)
-    Console().print(table)
-    results.write(arguments.output, {"machine": results.machine(arguments.threads), "rows": rows})
+    Console().print(tables.training_loop(rows).rich("bare steps and the training loop"))
+    results.write(out, {"machine": facts, "rows": rows})
 
 
 if __name__ == "__main__":
