@@ -21,7 +21,13 @@ DOCS = ROOT / "docs"
 WAYS = {"static": ("static", "0.45"), "plain": ("plain definition", "tab:red"), "ours": ("ours", "tab:blue")}
 # A page's marks, and the names of the results that stand there.
 PAGES = {
-    "performance.md": {"speed": r"speed-\d+", "memory": "memory", "scaling": "scaling", "mixing": "mixing"},
+    "performance.md": {
+        "speed": r"speed-\d+",
+        "memory": "memory",
+        "scaling": "scaling",
+        "mixing": "mixing",
+        "routing": r"routing-\d+",
+    },
     "training.md": {"training_loop": "training_loop", "loader": "loader"},
 }
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks import results
 from benchmarks.cases import MODES, converted_network
 from benchmarks.speed import CLOCKS
+from benchmarks.tables import routing, summary
 from kernelwarehouse.assemble import STRATEGIES, force, hidden, route_table
 from kernelwarehouse.layers import Linear, WarehouseLayer
 
@@ -134,6 +134,7 @@ def measure(place: Place, batch: int, mode: str, rounds: int, clock: str) -> dic
         "kernel": layer.geometry.partition.kernel_shape,
         "input": (batch, *place.shape),
         "mode": mode,
+        "batch": batch,
         "chosen": (route.forward, route.backward),
         "forward ms": {name: round(1e3 * taken[0], 3) for name, taken in best.items()},
         "backward ms": {name: round(1e3 * taken[1], 3) for name, taken in best.items()} if mode == "training" else {},
@@ -151,31 +152,6 @@ def least(best: dict[str, tuple[float, float]]) -> float:
     return min([apart, *together])
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Shares of layers, and sums over layers, of the rows."""
-    layers = sum(row["count"] for row in rows)
-    chosen, best = (sum(row["count"] * row[f"{which} ms"] for row in rows) for which in ("chosen", "best"))
-    return {
-        "layers": layers,
-        "within 10%": round(sum(row["count"] for row in rows if row["ratio"] <= 1.1) / layers, 3),
-        "worst": max(row["ratio"] for row in rows),
-        "sum": round(chosen / best, 3),
-    }
-
-
-def table(groups: dict[str, list[dict[str, Any]]]) -> Table:
-    shown = Table(title="the choice against the best there is", title_justify="left")
-    for column in ("network", "layers", "within 10%", "worst", "sum of times"):
-        shown.add_column(column, justify="left" if column == "network" else "right")
-    everything = [row for rows in groups.values() for row in rows]
-    for name, rows in [*groups.items(), ("all", everything)]:
-        facts = summary(rows)
-        shown.add_row(
-            name, str(facts["layers"]), f"{facts['within 10%']:.1%}", f"{facts['worst']:.2f}", f"{facts['sum']:.3f}"
-        )
-    return shown
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.routing", description=__doc__)
     parser.add_argument("--preset", nargs="+", default=list(NETWORKS))
@@ -188,22 +164,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     whole = all(getattr(chosen, name) == parser.get_default(name) for name in ("preset", "batch", "mode"))
-    out = chosen.out or (results.FOLDER / f"routing-{chosen.threads}.json" if whole else None)
-    console, groups, facts = Console(), {}, results.machine(chosen.threads)
+    facts = {**results.machine(chosen.threads), "clock": chosen.clock}
+    out = results.destination(f"routing-{chosen.threads}", facts, chosen.out) if whole or chosen.out else None
+    console = Console()
+    rows: list[dict[str, Any]] = []
     for preset in chosen.preset:
         model = converted_network(preset)
         found = places(model, 32 if preset.endswith("small_resnet") else 224)
         for mode in chosen.mode:
             for batch in chosen.batch:
-                rows = [measure(place, batch, mode, chosen.rounds, chosen.clock) for place in found]
-                groups[f"{preset} {mode} {batch}"] = rows
-                console.print(f"{preset} {mode} batch {batch}: {summary(rows)}")
+                rows += [
+                    {"network": preset, **measure(place, batch, mode, chosen.rounds, chosen.clock)} for place in found
+                ]
+                console.print(f"{preset} {mode} batch {batch}: {summary(rows[-len(found) :])}")
                 if out:  # after every network: a long run that is broken off has measured something
-                    everything = [row for some in groups.values() for row in some]
-                    results.write(out, {"machine": facts, "summary": summary(everything), "rows": groups})
+                    results.write(out, {"machine": facts, "rows": rows})
         del model, found
         gc.collect()
-    console.print(table(groups))
+    console.print(routing(rows).rich("the choice against the best there is"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Figures of results as tables: for the terminal and, the same ones, for the documentation."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,12 +95,42 @@ def training_loop(rows: Sequence[Row]) -> Figures:
     return Figures(["network", "bare images/s", "loop images/s", "kept, on the clock", "kept, CPU time"], lines)
 
 
+def summary(rows: Sequence[Row]) -> dict[str, float]:
+    """Shares of layers, and sums over layers, of the choice of strategies against the best there is."""
+    layers = sum(row["count"] for row in rows)
+    chosen, best = (sum(row["count"] * row[f"{which} ms"] for row in rows) for which in ("chosen", "best"))
+    return {
+        "layers": layers,
+        "within 10%": round(sum(row["count"] for row in rows if row["ratio"] <= 1.1) / layers, 3),
+        "worst": max(row["ratio"] for row in rows),
+        "sum": round(chosen / best, 3),
+    }
+
+
+def routing(rows: Sequence[Row]) -> Figures:
+    """A line for every network, mode and batch, and one for all."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["network"], row["mode"], str(row["batch"])), []).append(row)
+    groups["all", "", ""] = list(rows)
+    lines = []
+    for names, some in groups.items():
+        facts, ways = summary(some), Counter[str]()
+        for row in some:
+            ways.update({"/".join(dict.fromkeys(filter(None, row["chosen"]))): row["count"]})
+        taken = ", ".join(f"{way} {count}" for way, count in ways.most_common())
+        within = f"{facts['within 10%']:.1%}"
+        lines.append([*names, str(facts["layers"]), within, f"{facts['worst']:.2f}", f"{facts['sum']:.3f}", taken])
+    return Figures(["network", "mode", "batch", "layers", "within 10%", "worst", "sum of times", "chosen"], lines)
+
+
 # By the first word of a result's name, which is its benchmark.
 TABLES: dict[str, Callable[[Sequence[Row]], Figures]] = {
     "speed": lambda rows: ratios(rows, "milliseconds"),
     "memory": lambda rows: ratios(rows, "megabytes"),
     "scaling": scaling,
     "mixing": mixing,
+    "routing": routing,
     "loader": loader,
     "training_loop": training_loop,
 }
