@@ -8,23 +8,25 @@ import torch
 # What is this many times slower than the fastest is not tried again; short runs are, as first ones are never short.
 _HOPELESS = 1.5
 _SHORT = 5e-3
-_ROUNDS = 3
-_ENOUGH = 10e-3  # seconds for the runs of a round after which more rounds tell nothing new
+# Rounds at least and at most, and the seconds after which more of them tell nothing new.
+_FEWEST, _MOST = 3, 10
+_ENOUGH = 50e-3
 
 
 def best_times(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Seconds of the fastest of a few runs of each, taken in turns; what is far behind is run once or twice."""
     best = {name: _seconds(run) for name, run in runs.items()}
-    spent = 0.0
-    for turn in range(4 * _ROUNDS):
-        if turn >= _ROUNDS - 1 and spent > _ENOUGH:
+    order, spent = list(runs), 0.0
+    for turn in range(1, _MOST):
+        if turn >= _FEWEST and spent > _ENOUGH:
             break
         limit = _HOPELESS * min(best.values())
-        for name, taken in list(best.items()):
-            if taken <= limit or (turn == 0 and taken < _SHORT):
-                again = _seconds(runs[name])
-                best[name] = min(taken, again)
-                spent += again
+        order.reverse()  # what comes after a certain other finds caches as that has left them
+        for name in order:
+            if best[name] <= limit or (turn == 1 and best[name] < _SHORT):
+                taken = _seconds(runs[name])
+                best[name] = min(best[name], taken)
+                spent += taken
     return best
 
 
