@@ -59,4 +59,12 @@ class Recomputed(Function):
         refuse_second_derivative()
         with torch.autocast(grad.device.type, enabled=False):
             grads = ctx.strategy.backward(grad, *ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad[3])
-        return None, None, None, *grads
+        return None, None, None, *map(_owner, grads)
+
+
+def _owner(grad: Tensor | None) -> Tensor | None:
+    """The same numbers without a memory of what they are a view of: autograd adds further gradients in their place,
+    and does not make a third tensor as large as all cells, where nobody else knows of the memory."""
+    if grad is None or grad._base is None or not grad.is_contiguous():
+        return grad
+    return torch.ops.aten._unsafe_view(grad, grad.shape)
