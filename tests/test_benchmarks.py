@@ -1,10 +1,11 @@
 """The benchmark commands run and write what their readers expect; what they measure is not a test's business."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from benchmarks import breakdown, memory, mixing, speed
+from benchmarks import breakdown, compiled, memory, mixing, speed
 
 PRESET = ["--preset", "kw1x_small_resnet", "--batch", "2"]
 
@@ -52,3 +53,10 @@ def test_breakdown_names_every_layer(capsys: pytest.CaptureFixture[str], monkeyp
     assert "stages.2.0.conv2_kxk.conv" in shown
     assert "all 8 layers" in shown
     assert "aten::" in shown  # the names of operators
+
+
+def test_compiled_counts_what_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    compiled.main(["--preset", "kw1x_small_resnet", "--batch", "32"])
+    static, plain, ours = map(float, re.findall(r"(\d+\.\d) MB", capsys.readouterr().out))
+    assert static < ours < 1.25 * static  # the attentions
+    assert plain > 3 * static

@@ -3,19 +3,12 @@
 import torch
 from torch import Tensor
 
-from kernelwarehouse.assemble import depthwise, factored, grouped, matmul, native, plain, pointwise
+from kernelwarehouse.assemble import factored, operator, plain
 from kernelwarehouse.assemble.choose import choose
-from kernelwarehouse.assemble.function import Recomputed, Strategy
+from kernelwarehouse.assemble.function import Recomputed
 from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.run import RECOMPUTING
 from kernelwarehouse.errors import ShapeError
-
-_RECOMPUTING: dict[str, Strategy] = {
-    "depthwise": depthwise,
-    "grouped": grouped,
-    "matmul": matmul,
-    "native": native,
-    "pointwise": pointwise,
-}
 
 
 def evaluate(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
@@ -58,10 +51,12 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def _run(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+    if operator.wanted():
+        return operator.evaluate_as_operator(x, attention, cells, geometry)
     name = choose(x, geometry).strategy
     if name == "plain":
         return plain.evaluate(x, attention, cells, geometry)
-    strategy = _RECOMPUTING[name]
+    strategy = RECOMPUTING[name]
     if torch.is_grad_enabled() and (x.requires_grad or attention.requires_grad or cells.requires_grad):
         return Recomputed.apply(strategy, geometry, x, attention, cells)
     return strategy.forward(x, attention, cells, geometry)
