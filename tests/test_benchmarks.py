@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import breakdown, cases, child, memory, mixing, page, results, scaling, speed, tables
+from benchmarks import breakdown, cases, child, compiled, memory, mixing, page, results, scaling, speed, tables
 from benchmarks.cases import MODES
 from benchmarks.scaling import AXES
 
@@ -268,3 +268,10 @@ def test_a_machine_of_another_kind_has_no_target() -> None:
     (line,) = tables.ratios([row], "milliseconds").lines
     assert line[-1] == "no target"
     assert tables.verdict(1.25, 1.25) == "1.25 met"
+
+
+def test_compiled_counts_what_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    compiled.main(["--preset", "kw1x_small_resnet", "--batch", "32"])
+    static, plain, ours = map(float, re.findall(r"(\d+\.\d) MB", capsys.readouterr().out))
+    assert static < ours < 1.25 * static  # the attentions
+    assert plain > 3 * static

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kernelwarehouse.assemble import operator
 from kernelwarehouse.assemble.basis import Prepared
 from kernelwarehouse.assemble.branch import attend
 from kernelwarehouse.assemble.geometry import Geometry
@@ -57,6 +58,9 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 def _run(way: Route, geometry: Geometry, *tensors: Tensor) -> Tensor:
     """Input, mixing and cells -> output."""
+    if operator.wanted():
+        x, attention, cells = tensors
+        return operator.evaluate_as_operator(x, attention, cells, geometry)
     strategy = STRATEGIES[way.forward]
     if strategy.backward is None:
         return strategy.forward(*tensors, geometry)

@@ -84,9 +84,12 @@ class Geometry:
         return _output_size(self, space)
 
 
-@lru_cache(maxsize=4096)
-def _output_size(geometry: Geometry, space: tuple[int, ...]) -> tuple[int, ...]:
+def sliding_size(geometry: Geometry, space: tuple[int, ...]) -> tuple[int, ...]:
+    """What `Geometry.output_size` gives, also for sizes that a compiler has left open (they cannot be looked up)."""
     axes = zip(geometry.kernel_size, geometry.stride, geometry.padding, geometry.dilation, space, strict=False)
     return tuple(
         (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for kernel, stride, pad, dilation, size in axes
     )
+
+
+_output_size = lru_cache(maxsize=4096)(sliding_size)

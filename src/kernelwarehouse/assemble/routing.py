@@ -45,7 +45,8 @@ class Route:
 def force(strategy: str) -> Iterator[None]:
     """Evaluate every layer by this strategy inside the `with` block (backward follows its forward).
 
-    For comparisons and second derivatives; without it, each layer takes the way that suits it. Compilers do not see it.
+    For comparisons and second derivatives; without it, each layer takes the way that suits it. What `torch.compile` has
+    made looks at it when it runs, in forward and in backward; there is no second derivative, and no `"hidden"`.
 
     Arguments:
         strategy: `"plain"` is the definition; `kernelwarehouse.assemble.STRATEGIES` lists all.
