@@ -1,0 +1,56 @@
+"""Taking times, with a clock that says what the test wants."""
+
+import pytest
+import torch
+
+from kernelwarehouse.assemble import timing
+from kernelwarehouse.assemble.rates import machine_rates
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """Seconds of every run by name; the last ones are those of all later runs."""
+    seconds: dict[str, list[float]] = {}
+
+    def taken(run: object) -> float:
+        left = seconds[run()]
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    monkeypatch.setattr(timing, "_seconds", taken)
+    return seconds
+
+
+def _best(*names: str, counts: dict[str, int]) -> dict[str, float]:
+    def run(name: str) -> str:
+        counts[name] = counts.get(name, 0) + 1
+        return name
+
+    return timing.best_times({name: lambda name=name: run(name) for name in names})
+
+
+def test_the_fastest_run_counts(clock: dict[str, list[float]]) -> None:
+    clock.update(a=[3.0, 1.0, 2.0], b=[1.5, 1.4, 1.4])
+    assert _best("a", "b", counts={}) == {"a": 3.0, "b": 1.4}  # a was hopeless after its first run
+    clock.update(a=[1.6, 1.0, 2.0], b=[1.5, 1.4, 1.4])
+    assert _best("a", "b", counts={}) == {"a": 1.0, "b": 1.4}
+
+
+def test_what_is_hopeless_is_not_run_again_but_first_runs_of_short_ones_do_not_count(
+    clock: dict[str, list[float]],
+) -> None:
+    counts: dict[str, int] = {}
+    clock.update(fast=[1.0], slow=[9.0])
+    _best("fast", "slow", counts=counts)
+    assert counts == {"fast": 3, "slow": 1}
+    counts.clear()
+    clock.update(fast=[0.001], warmed=[0.004, 0.0005])
+    assert _best("fast", "warmed", counts=counts)["warmed"] == 0.0005
+    assert counts["warmed"] > 3  # short runs are repeated until there is something to compare
+
+
+def test_rates_are_numbers_of_this_machine() -> None:
+    rates = machine_rates(torch.device("cpu"), torch.get_num_threads())
+    assert rates.few_products > 1e6
+    assert 1e6 < rates.products < 1e14
+    assert 1e5 < rates.reads < 1e13
+    assert machine_rates(torch.device("cpu"), torch.get_num_threads()) is rates
