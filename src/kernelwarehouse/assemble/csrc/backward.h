@@ -7,6 +7,7 @@
 // Each step runs in parallel over an axis that its results have, so that threads never write the same number.
 #pragma once
 
+#include <numeric>
 #include <tuple>
 
 #include "layer.h"
@@ -61,15 +62,11 @@ inline void add_kernel_gradient(const Backward& call, const float* x_rows, const
     const Int depth = std::min(block, call.positions - start);
     for (Int segment = 0; segment < call.layer.segments; ++segment) {
       float* to = grad_kernels + segment * call.column_pitch();
-      for_panels(cell_in, [&](Int c, auto vectors) {
-        const float* x = x_rows + call.steps[segment] + c;
-        const auto row = [&](Int k) { return x + call.places[start + k] * call.x_pitch; };
-        for_row_tiles(channels, [&](Int o, auto tall) {
-          const auto grad = [&](Int k) { return grad_rows + call.places[start + k] * call.grad_pitch + o; };
-          tile_across_rows<tall, vectors>(grad, depth, row, [&](int r, int v, Lanes sum) {
-            float* target = to + (o + r) * cell_in + c + v * kLanes;
-            start == 0 ? store(target, sum) : add(target, sum);
-          });
+      for_panels(cell_in, [&](Int c, Int columns) {
+        const AcrossRows product{depth, call.places + start, call.grad_pitch, x_rows + call.steps[segment] + c, call.x_pitch};
+        for_row_tiles(channels, [&](Int o, Int tall) {
+          const auto targets = starts(tall, [&](Int r) { return to + (o + r) * cell_in + c; });
+          multiply_tile(product, tall, columns, grad_rows + o, targets, start > 0);
         });
       });
     }
@@ -85,16 +82,13 @@ inline void gather_input_gradient(const Backward& call, const float* kernels, co
   std::vector<Int> back;
   for (Int tap = 0; tap < call.taps; ++tap) back.push_back(-call.shifts[tap] * call.grad_pitch);
   for (Int group = 0; group < groups; ++group)
-    for_panels(cell_in, [&](Int c, auto vectors) {
-      for_row_tiles(call.inputs, [&](Int place, auto tall) {
-        const float* a[tall];
-        for (int r = 0; r < tall; ++r) a[r] = grad_rows + call.targets[place + r] * call.grad_pitch;
-        tile_along_rows<tall, vectors>(
-            a, back.data(), call.taps, channels, kernels + group * call.column_pitch() + c, cell_in,
-            [&](int r, int v, Lanes sum) {
-              add(grad_x_rows + call.targets[place + r] * call.x_pitch + group * cell_in + c + v * kLanes, sum);
-            },
-            gap);
+    for_panels(cell_in, [&](Int c, Int columns) {
+      const AlongRows product{channels, kernels + group * call.column_pitch() + c, cell_in, gap, call.taps, back.data()};
+      float* to = grad_x_rows + group * cell_in + c;
+      for_row_tiles(call.inputs, [&](Int place, Int tall) {
+        const auto a = starts(tall, [&](Int r) { return grad_rows + call.targets[place + r] * call.grad_pitch; });
+        const auto targets = starts(tall, [&](Int r) { return to + call.targets[place + r] * call.x_pitch; });
+        multiply_tile(product, tall, columns, a, targets, true);
       });
     });
 }
@@ -102,17 +96,15 @@ inline void gather_input_gradient(const Backward& call, const float* kernels, co
 // The same for any stride: every output position scatters to the places it reads.
 inline void scatter_input_gradient(const Backward& call, const float* kernels, const float* grad_rows, Int channels,
                                    float* grad_x_rows) {
-  const Int cell_in = call.layer.cell_in, no_step = 0;
-  for_panels(cell_in, [&](Int c, auto vectors) {
+  const Int cell_in = call.layer.cell_in;
+  for_panels(cell_in, [&](Int c, Int columns) {
     for (Int segment = 0; segment < call.layer.segments; ++segment) {
-      const float* kernel = kernels + segment * call.column_pitch() + c;
+      const AlongRows product{channels, kernels + segment * call.column_pitch() + c, cell_in};
       float* to = grad_x_rows + call.steps[segment] + c;
-      for_row_tiles(call.positions, [&](Int position, auto tall) {
-        const float* a[tall];
-        for (int r = 0; r < tall; ++r) a[r] = grad_rows + call.places[position + r] * call.grad_pitch;
-        tile_along_rows<tall, vectors>(a, &no_step, 1, channels, kernel, cell_in, [&](int r, int v, Lanes sum) {
-          add(to + call.places[position + r] * call.x_pitch + v * kLanes, sum);
-        });
+      for_row_tiles(call.positions, [&](Int position, Int tall) {
+        const auto a = starts(tall, [&](Int r) { return grad_rows + call.places[position + r] * call.grad_pitch; });
+        const auto targets = starts(tall, [&](Int r) { return to + call.places[position + r] * call.x_pitch; });
+        multiply_tile(product, tall, columns, a, targets, true);
       });
     }
   });
@@ -121,26 +113,28 @@ inline void scatter_input_gradient(const Backward& call, const float* kernels, c
 // grad_attention [rows][n] += grad_kernels [rows][columns] x cells' [columns][n].
 inline void add_attention_gradient(const Backward& call, const float* grad_kernels, Int rows, Int first, Int columns,
                                    float* grad_attention) {
-  const Int n = call.layer.n, piece = 1024, no_step = 0;
+  const Int n = call.layer.n, piece = 1024;
   const Int panels = (n + kWide - 1) / kWide;
   at::parallel_for(0, panels, 1, [&](Int begin, Int end) {
-    std::vector<float> turned(piece * kWide);
+    Numbers turned(piece * kWide);
+    float sums[kTall * kWide];  // of as many cells as a panel has, where there may be fewer
     for (Int panel = begin; panel < end; ++panel) {
-      const Int cells = std::min(kWide, n - panel * kWide), lanes = cells > kLanes ? kWide : kLanes;
+      const Int cells = std::min(kWide, n - panel * kWide), lanes = round_up(cells, kGrain);
       std::fill(turned.begin(), turned.end(), 0.0f);
       for (Int column = 0; column < columns; column += piece) {
         const Int depth = std::min(piece, columns - column);
         transpose(call.cells + panel * kWide * call.layer.cell() + first + column, call.layer.cell(), cells, depth,
                   turned.data(), lanes);
-        for_panels(lanes, [&](Int, auto vectors) {
-          for_row_tiles(rows, [&](Int row, auto tall) {
-            const float* a[tall];
-            for (int r = 0; r < tall; ++r) a[r] = grad_kernels + (row + r) * call.column_pitch() + column;
-            float* to = grad_attention + row * n + panel * kWide;
-            tile_along_rows<tall, vectors>(a, &no_step, 1, depth, turned.data(), lanes, [&](int r, int v, Lanes sum) {
-              const Int valid = std::min<Int>(kLanes, cells - v * kLanes);
-              for (Int lane = 0; lane < valid; ++lane) to[r * n + v * kLanes + lane] += sum[lane];
-            });
+        for_panels(lanes, [&](Int cell, Int width) {
+          const AlongRows product{depth, turned.data() + cell, lanes};
+          const Int valid = std::min(width, cells - cell);
+          const auto targets = starts(kTall, [&](Int r) { return sums + r * kWide; });
+          for_row_tiles(rows, [&](Int row, Int tall) {
+            const auto a = starts(tall, [&](Int r) { return grad_kernels + (row + r) * call.column_pitch() + column; });
+            multiply_tile(product, tall, width, a, targets, false);
+            float* to = grad_attention + row * n + panel * kWide + cell;
+            for (Int r = 0; r < tall; ++r)
+              for (Int c = 0; c < valid; ++c) to[r * n + c] += sums[r * kWide + c];
           });
         });
       }
@@ -152,18 +146,19 @@ inline void add_attention_gradient(const Backward& call, const float* grad_kerne
 inline void add_cell_gradient(const Backward& call, const float* attention, const float* grad_kernels, Int rows, Int first,
                               Int columns, float* grad_cells) {
   const Int n = call.layer.n, panels = (columns + kWide - 1) / kWide, near = 256;  // rows of a panel that stay near
+  std::vector<Int> order(near);
+  std::iota(order.begin(), order.end(), 0);
   at::parallel_for(0, panels, 1, [&](Int begin, Int end) {
     for (Int panel = begin; panel < end; ++panel) {
       const Int column = panel * kWide;
-      for_panels(std::min(kWide, columns - column), [&](Int, auto vectors) {
+      for_panels(std::min(kWide, columns - column), [&](Int inside, Int width) {
+        float* to = grad_cells + first + column + inside;
         for (Int start = 0; start < rows; start += near) {
-          const auto row = [&](Int k) { return grad_kernels + (start + k) * call.column_pitch() + column; };
-          for_row_tiles(n, [&](Int j, auto tall) {
-            const auto weights = [&](Int k) { return attention + (start + k) * n + j; };
-            tile_across_rows<tall, vectors>(weights, std::min(near, rows - start), row,
-                                            [&](int r, int v, Lanes sum) {
-                                              add(grad_cells + (j + r) * call.layer.cell() + first + column + v * kLanes, sum);
-                                            });
+          const AcrossRows product{std::min(near, rows - start), order.data(), n,
+                                   grad_kernels + start * call.column_pitch() + column + inside, call.column_pitch()};
+          for_row_tiles(n, [&](Int j, Int tall) {
+            const auto targets = starts(tall, [&](Int r) { return to + (j + r) * call.layer.cell(); });
+            multiply_tile(product, tall, width, attention + start * n + j, targets, true);
           });
         }
       });
@@ -173,7 +168,7 @@ inline void add_cell_gradient(const Backward& call, const float* attention, cons
 
 // The rows of one sample back to [channels, places], without the padding.
 inline void rows_to_sample(const float* rows, Int pitch, const Int* targets, Int places, Int channels, float* x) {
-  std::vector<float> gathered(kWide * pitch);
+  Numbers gathered(kWide * pitch);
   for (Int place = 0; place < places; place += kWide) {
     const Int count = std::min(kWide, places - place);
     for (Int i = 0; i < count; ++i)
@@ -213,7 +208,7 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
   const Int x_size = padded_places * x_pitch, grad_size = call.grad_places() * call.grad_pitch;
   const Int out = layer.out_channels();
 
-  std::vector<float> x_rows(call.samples * x_size), grad_rows(call.samples * grad_size), grad_x_rows;
+  Numbers x_rows(call.samples * x_size, 0.0f), grad_rows(call.samples * grad_size, 0.0f), grad_x_rows;
   const Tensor grad_kernels = at::empty({call.samples * call.pair_rows() * call.column_pitch()}, x.options());
   const Tensor kernels = wants_input ? at::empty_like(grad_kernels) : Tensor();
   float* grad_kernel_data = grad_kernels.mutable_data_ptr<float>();
@@ -222,7 +217,7 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
     const Int samples = std::min(call.samples, layer.batch - start), rows = samples * call.pair_rows();
     const float* alpha = attention.const_data_ptr<float>() + start * call.pair_rows() * layer.n;
     at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
-      std::vector<float> turned;
+      Numbers turned;
       for (Int b = begin; b < end; ++b) {
         sample_to_rows(x.const_data_ptr<float>() + (start + b) * x.stride(0), false, call.in_channels, call.targets,
                        call.inputs, x_rows.data() + b * x_size, x_pitch, turned);
