@@ -16,7 +16,7 @@ struct Blocking {
     blocks = (layer.cell_out + width - 1) / width;
     pitch = width * layer.cell_in + kWide;  // no power of two, as for rows
     // Where the cells of a block are packed in one piece, runs of samples share it and may be short.
-    const Int room = width * layer.cell_in <= packed_columns(layer.n) ? kFarCache / 4 : kBlock;
+    const Int room = width * layer.cell_in <= packed_columns(layer.n) ? third_level() / 4 : kBlock;
     together = std::min(pairs, std::max<Int>(1, room / (layer.segments * pitch)));
     // Pairs are split between tasks only where there are too few blocks for the threads.
     const Int threads = at::get_num_threads();
@@ -59,7 +59,7 @@ struct Chunks {
     width = std::min(layer.cell_out, kWide);
     blocks = (layer.cell_out + width - 1) / width;
     ins = layer.cell_in;
-    const Int most = second_level() * 3 / 8 / (layer.n * width);  // input channels whose packed cells stay near
+    const Int most = second_level() / (layer.n * width);  // input channels whose packed cells stay near
     while (mixer.packs() && ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins > most) ins /= 2;
     pitch = width * ins + kWide;  // no power of two, as for rows
     together = std::min(pairs, std::max<Int>(1, mixer.room() / (layer.segments * pitch)));
@@ -99,8 +99,8 @@ Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets,
   float* y_data = y.mutable_data_ptr<float>();
 
   // Few samples at a time, so that their rows stay in cache; but more where the cells do not, and are read for each part.
-  const bool small = layer.n * layer.cell() <= kFarCache;
-  const Int part = std::min(layer.batch, std::max<Int>(1, (small ? kFarCache / 2 : 2 * kFarCache) / sample_rows));
+  const bool small = layer.n * layer.cell() <= third_level();
+  const Int part = std::min(layer.batch, std::max<Int>(1, (small ? third_level() / 2 : 2 * third_level()) / sample_rows));
   Numbers rows(part * sample_rows, 0.0f);
   for (Int start = 0; start < layer.batch; start += part) {
     const Int samples = std::min(part, layer.batch - start), pairs = samples * layer.out_groups;

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <unistd.h>
 
@@ -18,24 +17,30 @@ namespace kernelwarehouse {
 
 using at::Tensor;
 
-// Floats: what stays in a usual second-level cache next to other data, what stays in a share of the third level, and the
-// kernels that exist at a time. The last is a compromise: mixing wants many samples at a time, so that packing the cells
-// pays, but an allocator maps blocks of more than 32 MB anew on every call.
-constexpr Int kNearCache = 48 * 1024;
-constexpr Int kFarCache = 768 * 1024;
-constexpr Int kBlock = 2 * 1024 * 1024;
-constexpr Int kLine = 16;        // numbers of a cache line
-constexpr Int kSums = 6 * 1024;  // what stays in a first-level cache next to other data
-
-// Numbers of one core's second-level cache.
-inline Int second_level() {
-#ifdef _SC_LEVEL2_CACHE_SIZE
-  static const Int bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#else
-  constexpr Int bytes = 0;
-#endif
-  return (bytes > 0 ? bytes : 512 * 1024) / static_cast<Int>(sizeof(float));
+// Numbers that caches hold: what the machine says of one core's, or what is usual where it does not say.
+inline Int cache_numbers(int name, Int usual_bytes) {
+  const Int bytes = name < 0 ? 0 : static_cast<Int>(sysconf(name));
+  return (bytes > 0 ? bytes : usual_bytes) / static_cast<Int>(sizeof(float));
 }
+#ifdef _SC_LEVEL2_CACHE_SIZE
+constexpr int kLevel1 = _SC_LEVEL1_DCACHE_SIZE, kLevel2 = _SC_LEVEL2_CACHE_SIZE;
+#else
+constexpr int kLevel1 = -1, kLevel2 = -1;
+#endif
+inline Int first_level() {
+  static const Int numbers = cache_numbers(kLevel1, 32 * 1024);
+  return numbers;
+}
+inline Int second_level() {
+  static const Int numbers = cache_numbers(kLevel2, 512 * 1024);
+  return numbers;
+}
+// What stays in a share of the third level; what it says of itself may be the whole of a machine that others use as well.
+inline Int third_level() { return 6 * second_level(); }
+
+// The kernels that exist at a time. A compromise: mixing wants many samples at a time, so that packing the cells pays, but an
+// allocator maps blocks of more than 32 MB anew on every call.
+constexpr Int kBlock = 2 * 1024 * 1024;
 
 // Vectors of numbers that start a line of the cache, so that no load crosses one, and that are not set to 0 unasked.
 template <class T>
@@ -89,10 +94,12 @@ template <int K>
 inline void stream_lines(const float* weights, Int weights_pitch, Int rows, const float* const* lines, const float* const* next,
                          Int columns, float* to, Int to_pitch, bool add) {
   for_panels(columns, [&](Int column, Int width) {
-    const auto stream = width == kWide    ? stream_panel<K, 2, kLanes>
-                        : width == kLanes ? stream_panel<K, 1, kLanes>
-                                          : stream_panel<K, 1, kGrain>;
-    stream(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
+    if (width == kWide)
+      stream_panel<K, 2, kLanes>(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
+    else if (width == kLanes)
+      stream_panel<K, 1, kLanes>(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
+    else
+      stream_panel<K, 1, kGrain>(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
   });
 }
 
@@ -100,8 +107,8 @@ inline void stream_lines(const float* weights, Int weights_pitch, Int rows, cons
 inline void mix_streamed(const float* weights, Int rows, const std::vector<const float*>& lines, Int columns, float* to,
                          Int to_pitch) {
   // Lines and columns at a time: the sums stay nearest, and reading runs on.
-  constexpr Int together = 4;
-  const Int stream = std::max(kSums / rows / kWide * kWide, 8 * kWide);
+  constexpr Int together = 6;
+  const Int stream = std::max(first_level() * 3 / 4 / rows / kWide * kWide, 8 * kWide);
   const Int depth = static_cast<Int>(lines.size());
   if (depth == 0)
     for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch, columns, 0.0f);
@@ -115,7 +122,7 @@ inline void mix_streamed(const float* weights, Int rows, const std::vector<const
         next[i] = k + some + i < depth ? lines[k + some + i] + column : lines[i] + column + count;
       }
       constexpr decltype(&stream_lines<1>) streams[together] = {stream_lines<1>, stream_lines<2>, stream_lines<3>,
-                                                                stream_lines<4>};
+                                                                stream_lines<4>, stream_lines<5>, stream_lines<6>};
       streams[some - 1](weights + k, depth, rows, from, next, count, to + column, to_pitch, k > 0);
       k += some;
     }
@@ -131,10 +138,10 @@ struct Packed {
 };
 
 // Up to how many rows nothing is packed.
-constexpr Int kFewRows = 12;
+constexpr Int kFewRows = 24;
 
 // Columns that are packed at a time: a piece that stays in cache.
-inline Int packed_columns(Int depth) { return std::max<Int>(kWide, kFarCache / 4 / depth / kWide * kWide); }
+inline Int packed_columns(Int depth) { return std::max<Int>(kWide, third_level() / 4 / depth / kWide * kWide); }
 
 // to[row][column] = sum over k of weights[row][k] * from[k][column], for any number of rows; from[k], from[k + 1] are
 // `pitch` apart.
@@ -143,7 +150,7 @@ inline void mix(const float* weights, Int rows, Int depth, const float* from, In
   // Packing costs a copy, which more rows pay for. Cells that stay in cache are packed in small pieces, which the rows then
   // find nearest; cells that come from memory in pieces long enough to be read at its full speed.
   constexpr Int some = 64, short_piece = 256;
-  const bool near = depth * pitch <= 4 * kFarCache;
+  const bool near = depth * pitch <= 4 * third_level();
   if (rows <= (near ? 7 : 12)) {
     std::vector<const float*> lines(depth);
     for (Int k = 0; k < depth; ++k) lines[k] = from + k * pitch;
@@ -225,7 +232,7 @@ struct CellMixer {
   }
 
   bool packs() const { return layer.pairs() * layer.segments > kFewRows; }
-  Int room() const { return second_level() / 8; }  // for kernels at a time: near, as packed cells are used again
+  Int room() const { return second_level() / 2; }  // for kernels at a time: near, as packed cells are used again
 
   CellMixer from_sample(Int sample) const {
     return {layer, attention + sample * layer.out_groups * layer.segments * layer.n, cells};

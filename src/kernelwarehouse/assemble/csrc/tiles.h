@@ -30,6 +30,7 @@ static_assert(kLanes == 8 || kLanes == 16, "KERNELWAREHOUSE_LANES is 8 or 16");
 constexpr Int kTall = kLanes == 16 ? 12 : 6;
 constexpr Int kShort = 6;          // rows of the largest tile at the end of what is no multiple of kTall
 constexpr Int kWide = 2 * kLanes;  // columns of a full tile
+constexpr Int kLine = 16;          // numbers of a cache line
 constexpr Int kGrain = 8;          // channels of cells are multiples of this; a vector of it ends what is none of kLanes
 
 template <int L>
@@ -99,6 +100,12 @@ struct Tile {
       KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) sums[r][v] += number(r) * columns[v];
   }
 
+  // What sums are added to comes nearer while they grow.
+  static void prefetch(const Targets& to) {
+    KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
+      for (int c = 0; c < V * L; c += kLine) __builtin_prefetch(to[r] + c, 1);
+  }
+
   void write(const Targets& to, bool add) const {
     if (add)
       KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
@@ -133,21 +140,17 @@ struct AlongRows {
   }
 };
 
-// A's columns lie contiguous: number (r, k) is a[places[k] * a_pitch + r], row k of B is at b + places[k] * b_pitch.
+// A's columns lie contiguous, as pack_columns leaves them; row k of B is at b + places[k].
 struct AcrossRows {
   Int depth;
-  const Int* places;
-  Int a_pitch;
   const float* b;
-  Int b_pitch;
+  const Int* places;
 
   template <int R, int V, int L>
   __attribute__((noinline)) void multiply(const float* a, const Targets& to, bool add) const {
     Tile<R, V, L> tile;
-    for (Int k = 0; k < depth; ++k) {
-      const float* column = a + places[k] * a_pitch;
-      tile.multiply([&](int r) { return column[r]; }, b + places[k] * b_pitch);
-    }
+    if (add) tile.prefetch(to);
+    for (Int k = 0; k < depth; ++k, a += R) tile.multiply([&](int r) { return a[r]; }, b + places[k]);
     tile.write(to, add);
   }
 };
@@ -246,6 +249,15 @@ inline void pack_panels(const float* from, Int pitch, Int depth, Int columns, fl
       for (Int row = k; row < end; ++row, to += width)
         for (Int c = 0; c < width; c += kGrain) store(to + c, load<kGrain>(from + row * pitch + column + c));
     });
+}
+
+// A's columns [0, columns) of `depth` rows -> the tiles of for_row_tiles, [tile][depth][its rows], for AcrossRows.
+inline void pack_columns(const float* from, Int pitch, Int step, Int depth, Int columns, float* packed) {
+  for_row_tiles(columns, [&](Int first, Int tall) {
+    float* to = packed + first * depth;
+    for (Int k = 0; k < depth; ++k)
+      for (Int r = 0; r < tall; ++r) *to++ = from[k * pitch + (first + r) * step];
+  });
 }
 
 // to[row][column] = sum over k of a[row][k] * packed[panel][k][column].
