@@ -42,6 +42,21 @@ def test_without_a_compiler_one_line_is_logged(tmp_path: Path) -> None:
     assert "no C++ compiler 'no-such-compiler'" in found
 
 
+def test_width_that_there_is_not_is_named(tmp_path: Path) -> None:
+    found = run(tmp_path, LAYER, KERNELWAREHOUSE_LANES="12")
+    assert found.startswith("loaded False\nfrom\nshape (2, 8, 3, 3)\n")
+    assert found.count("LOG") == 1
+    assert "KERNELWAREHOUSE_LANES is '12', and has to be 8 or 16" in found
+
+
+def test_each_width_is_a_library_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    stems = set()
+    for width in ("", "8", "16"):
+        monkeypatch.setenv("KERNELWAREHOUSE_LANES", width)
+        stems.add(build._fingerprint())
+    assert len(stems) == 3
+
+
 def test_killed_build_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "kernelwarehouse"
     compiler, compiler_pid = tmp_path / "c++", tmp_path / "c++.pid"

@@ -15,8 +15,10 @@ import torch
 from kernelwarehouse.assemble import kernel_cache
 
 _SOURCES = Path(__file__).parent / "csrc"
-# Contraction gives fused multiply-add. No fast-math: NaN and infinity stay what they are.
-_FLAGS = ["-O3", "-march=native", "-ffp-contract=fast", "-fopenmp"]
+# Contraction gives fused multiply-add. No fast-math: NaN and infinity stay what they are. Compilers warn of how vectors
+# wider than the machine's are passed to functions, which matters to nobody outside.
+_FLAGS = ["-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"]
+_WIDTHS = ("8", "16")
 
 _log = logging.getLogger("kernelwarehouse")
 
@@ -24,6 +26,9 @@ _log = logging.getLogger("kernelwarehouse")
 @cache
 def load_native() -> bool:
     """Whether `torch.ops.kernelwarehouse` can be used; builds it where needed. `KERNELWAREHOUSE_NATIVE=0` says no.
+
+    Kernels are as wide as the machine's vectors, 8 or 16 numbers. `KERNELWAREHOUSE_LANES=16` (or 8) builds and uses
+    those of that width, which are right on every machine and fast on some.
 
     The library is kept where torch keeps its extensions and is checked before every use; a damaged one is built again.
     A folder with a whole library need not be writable. One that can neither give a library nor take one (read-only, no
@@ -51,6 +56,16 @@ def _load() -> None:
         _load_from(private, stem)
 
 
+def _flags() -> list[str]:
+    """What the compiler is told, with the width that the environment asks for, if it does."""
+    width = os.environ.get("KERNELWAREHOUSE_LANES")
+    if not width:
+        return _FLAGS
+    if width not in _WIDTHS:
+        raise RuntimeError(f"KERNELWAREHOUSE_LANES is {width!r}, and has to be {' or '.join(_WIDTHS)}")
+    return [*_FLAGS, f"-DKERNELWAREHOUSE_LANES={width}"]
+
+
 def _load_from(folder: Path, stem: str) -> None:
     library = kernel_cache.find(folder, stem)
     if library is None:
@@ -74,7 +89,7 @@ def _compile(folder: Path, stem: str) -> None:
         cpp_extension.load(
             name="kernelwarehouse_native",
             sources=[str(_SOURCES / "ops.cpp")],
-            extra_cflags=_FLAGS,
+            extra_cflags=_flags(),
             extra_ldflags=["-fopenmp"],
             build_directory=str(scratch),
             is_python_module=False,
@@ -104,11 +119,11 @@ def _ninja_on_path() -> Iterator[None]:
 
 
 def fingerprint() -> str:
-    """Changes with sources, torch and processor: code for one processor may not run on another."""
+    """Changes with sources, flags, torch and processor: code for one processor may not run on another."""
     digest = hashlib.sha256()
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.read_bytes())
-    digest.update(" ".join([torch.__version__, platform.machine(), *_FLAGS]).encode())
+    digest.update(" ".join([torch.__version__, platform.machine(), *_flags()]).encode())
     cpu = Path("/proc/cpuinfo")
     if cpu.exists():
         facts = {line for line in cpu.read_text().splitlines() if line.startswith(("flags", "Features", "model name"))}

@@ -1,8 +1,9 @@
-// Backward of forward_taps: kernels are mixed again, a block of output channels at a time, for some samples at a time.
+// Backward of forward_taps: kernels are mixed again, a block of every cell at a time, for some samples at a time.
 //
-// Within a block everything is laid out as [row = (sample, out group, segment)][column = (out channel, in channel)]:
+// Within a block everything is laid out as [row = (sample, out group, segment)][panel of input channels][output channel]
+// [input channel of the panel], so that products find what they read one after the other:
 //   kernels      = attention x cells              (mixed again, for the gradient of the input)
-//   grad_kernels = grad of output x input         (summed over positions)
+//   grad_kernels = grad of output x input         (summed over positions; takes the place of the kernels)
 //   grad of attention += grad_kernels x cells'    grad of cells += attention' x grad_kernels
 // Each step runs in parallel over an axis that its results have, so that threads never write the same number.
 #pragma once
@@ -23,157 +24,160 @@ struct Backward {
   const Int* shifts;
   Int taps;
   bool dense;  // every row that a tap of an output position reads is one step of the padded grid: stride 1
-  std::vector<Int> steps;
   const float* cells;
   bool wants_input;
-  Int width;    // output channels of a cell in a block
-  Int samples;  // samples at a time
+  std::vector<Int> steps;   // from the row of an output position to what a segment reads
+  std::vector<Int> origin;  // where the row of every output position starts
+  Int width, ins;           // output and input channels of a cell in a block
+  Int samples;              // samples at a time
 
   // Gradients of outputs lie in the grid of the padded input, after as many rows of zeros as the last tap reaches back.
   Int lead() const { return shifts[taps - 1]; }
   Int grad_places() const { return lead() + padded_places; }
   Int in_groups() const { return layer.segments / taps; }
   Int pair_rows() const { return layer.out_groups * layer.segments; }  // rows of one sample
-  Int column_pitch() const { return width * layer.cell_in + kWide; }
-
-  bool small() const { return layer.n * layer.cell() <= kFarCache; }  // cells that stay in cache are cheap to read again
+  Int pitch() const { return width * ins + kWide; }                    // of a block's rows; no power of two
 
   void choose_blocks() {
-    // Wide blocks make long sums for the gradient of the input, many samples make packing the cells pay.
-    constexpr Int enough_rows = 144;
-    const Int room = small() ? kFarCache / 2 : 2 * kFarCache;  // kernels at a time: near, or as many as share packed cells
+    // Many samples make packing the cells pay, as long as their inputs and gradients stay in cache; so do large blocks make
+    // reading inputs and gradients again for each.
+    constexpr Int enough_rows = 192;
+    const bool small = layer.n * layer.cell() <= third_level();  // cells that stay in cache are cheap to read again
     const Int sample_rows = padded_places * x_pitch * 2 + grad_places() * grad_pitch;
-    const Int most = std::min(layer.batch, std::max<Int>(1, (small() ? 1 : 4) * kFarCache / sample_rows));
-    for (width = std::min(layer.cell_out, 4 * kWide);; width = round_up(width / 2, kWide)) {
-      samples = std::min(most, std::max<Int>(1, room / (pair_rows() * width * layer.cell_in)));
-      if (width <= kWide || samples == most || samples * pair_rows() >= enough_rows) return;
+    const Int most = std::max<Int>(1, (small ? 1 : 4) * third_level() / sample_rows);
+    samples = std::min({layer.batch, most, std::max<Int>(1, enough_rows / pair_rows())});
+    const Int room = third_level() / 2 / (samples * pair_rows());
+    width = std::min(layer.cell_out, 4 * kWide);
+    ins = layer.cell_in;
+    while (width * ins > room && (width > kWide || ins > kWide)) {
+      Int& halved = ins > 2 * kWide || width <= kWide ? ins : width;
+      halved = round_up(halved / 2, kWide);
     }
   }
 };
 
-// Adds to grad_kernels [segment][channels][cell_in] of one pair: for every segment, the sum over positions of
-// grad of output (position, channel) times input (position, in channel).
-inline void add_kernel_gradient(const Backward& call, const float* x_rows, const float* grad_rows, Int channels,
-                                float* grad_kernels) {
-  const Int cell_in = call.layer.cell_in;
-  const Int block = std::max<Int>(32, kNearCache / (call.x_pitch + call.grad_pitch));
-  for (Int start = 0; start < call.positions; start += block) {
-    const Int depth = std::min(block, call.positions - start);
-    for (Int segment = 0; segment < call.layer.segments; ++segment) {
-      float* to = grad_kernels + segment * call.column_pitch();
-      for_panels(cell_in, [&](Int c, auto vectors) {
-        const float* x = x_rows + call.steps[segment] + c;
-        const auto row = [&](Int k) { return x + call.places[start + k] * call.x_pitch; };
-        for_row_tiles(channels, [&](Int o, auto tall) {
-          const auto grad = [&](Int k) { return grad_rows + call.places[start + k] * call.grad_pitch + o; };
-          tile_across_rows<tall, vectors>(grad, depth, row, [&](int r, int v, Lanes sum) {
-            float* target = to + (o + r) * cell_in + c + v * kLanes;
-            start == 0 ? store(target, sum) : add(target, sum);
-          });
+// Rows of a block, mixed for the output channels [begin, end) of it.
+inline void mix_block(const Backward& call, const float* attention, Int rows, const Block& block, Int begin, Int end,
+                      float* to) {
+  const Int n = call.layer.n, cell_in = call.layer.cell_in;
+  Numbers packed(n * block.ins);
+  for (Int o = begin; o < end; ++o) {
+    pack_panels(call.cells + (block.first + o) * cell_in + block.in, call.layer.cell(), n, block.ins, packed.data());
+    for_panels(block.ins, [&](Int c, Int columns) {
+      float* target = to + c * block.width + o * columns;
+      multiply_packed(attention, n, rows, n, packed.data() + c * n, columns, target, call.pitch());
+    });
+  }
+}
+
+// The gradient of one pair's kernels [segment][block]: for every segment, the sum over positions of grad of output (position,
+// channel), packed as columns, times input (position, in channel).
+inline void find_kernel_gradient(const Backward& call, const float* x_rows, const float* grad_columns, const Block& block,
+                                 float* grad_kernels) {
+  // A panel of the input stays nearest while all output channels use it.
+  const Int near = first_level() * 7 / 8 / (kWide + kTall), parts = (call.positions + near - 1) / near;
+  const Int part = (call.positions + parts - 1) / parts;
+  for (Int start = 0; start < call.positions; start += part) {
+    const Int depth = std::min(part, call.positions - start);
+    for (Int segment = 0; segment < call.layer.segments; ++segment)
+      for_panels(block.ins, [&](Int c, Int columns) {
+        const AcrossRows product{depth, x_rows + call.steps[segment] + block.in + c, call.origin.data() + start};
+        float* to = grad_kernels + segment * call.pitch() + c * block.width;
+        for_row_tiles(block.width, [&](Int o, Int tall) {
+          const auto targets = starts(tall, [&](Int r) { return to + (o + r) * columns; });
+          multiply_tile(product, tall, columns, grad_columns + o * call.positions + start * tall, targets, start > 0);
         });
       });
-    }
   }
 }
 
 // Adds to the gradient of one sample's input, as rows, what flows through the kernels of one pair: every place of the
 // input gathers from the output positions that read it. Only for stride 1.
-inline void gather_input_gradient(const Backward& call, const float* kernels, const float* grad_rows, Int channels,
+inline void gather_input_gradient(const Backward& call, const float* kernels, const float* grad_rows, const Block& block,
                                   float* grad_x_rows) {
-  const Int cell_in = call.layer.cell_in, groups = call.in_groups();
-  const Int gap = groups * call.column_pitch() - channels * cell_in;
   std::vector<Int> back;
   for (Int tap = 0; tap < call.taps; ++tap) back.push_back(-call.shifts[tap] * call.grad_pitch);
-  for (Int group = 0; group < groups; ++group)
-    for_panels(cell_in, [&](Int c, auto vectors) {
-      for_row_tiles(call.inputs, [&](Int place, auto tall) {
-        const float* a[tall];
-        for (int r = 0; r < tall; ++r) a[r] = grad_rows + call.targets[place + r] * call.grad_pitch;
-        tile_along_rows<tall, vectors>(
-            a, back.data(), call.taps, channels, kernels + group * call.column_pitch() + c, cell_in,
-            [&](int r, int v, Lanes sum) {
-              add(grad_x_rows + call.targets[place + r] * call.x_pitch + group * cell_in + c + v * kLanes, sum);
-            },
-            gap);
+  for (Int group = 0; group < call.in_groups(); ++group)
+    for_panels(block.ins, [&](Int c, Int columns) {
+      const Int gap = call.in_groups() * call.pitch() - block.width * columns;
+      const float* b = kernels + group * call.pitch() + c * block.width;
+      const AlongRows product{block.width, b, columns, gap, call.taps, back.data()};
+      float* to = grad_x_rows + group * call.layer.cell_in + block.in + c;
+      for_row_tiles(call.inputs, [&](Int place, Int tall) {
+        const auto a = starts(tall, [&](Int r) { return grad_rows + call.targets[place + r] * call.grad_pitch; });
+        const auto targets = starts(tall, [&](Int r) { return to + call.targets[place + r] * call.x_pitch; });
+        multiply_tile(product, tall, columns, a, targets, true);
       });
     });
 }
 
 // The same for any stride: every output position scatters to the places it reads.
-inline void scatter_input_gradient(const Backward& call, const float* kernels, const float* grad_rows, Int channels,
+inline void scatter_input_gradient(const Backward& call, const float* kernels, const float* grad_rows, const Block& block,
                                    float* grad_x_rows) {
-  const Int cell_in = call.layer.cell_in, no_step = 0;
-  for_panels(cell_in, [&](Int c, auto vectors) {
+  for_panels(block.ins, [&](Int c, Int columns) {
     for (Int segment = 0; segment < call.layer.segments; ++segment) {
-      const float* kernel = kernels + segment * call.column_pitch() + c;
-      float* to = grad_x_rows + call.steps[segment] + c;
-      for_row_tiles(call.positions, [&](Int position, auto tall) {
-        const float* a[tall];
-        for (int r = 0; r < tall; ++r) a[r] = grad_rows + call.places[position + r] * call.grad_pitch;
-        tile_along_rows<tall, vectors>(a, &no_step, 1, channels, kernel, cell_in, [&](int r, int v, Lanes sum) {
-          add(to + call.places[position + r] * call.x_pitch + v * kLanes, sum);
-        });
+      const AlongRows product{block.width, kernels + segment * call.pitch() + c * block.width, columns};
+      float* to = grad_x_rows + call.steps[segment] + block.in + c;
+      for_row_tiles(call.positions, [&](Int position, Int tall) {
+        const auto a = starts(tall, [&](Int r) { return grad_rows + call.places[position + r] * call.grad_pitch; });
+        const auto targets = starts(tall, [&](Int r) { return to + call.places[position + r] * call.x_pitch; });
+        multiply_tile(product, tall, columns, a, targets, true);
       });
     }
   });
 }
 
-// grad_attention [rows][n] += grad_kernels [rows][columns] x cells' [columns][n].
-inline void add_attention_gradient(const Backward& call, const float* grad_kernels, Int rows, Int first, Int columns,
-                                   float* grad_attention) {
-  const Int n = call.layer.n, piece = 1024, no_step = 0;
-  const Int panels = (n + kWide - 1) / kWide;
-  at::parallel_for(0, panels, 1, [&](Int begin, Int end) {
-    std::vector<float> turned(piece * kWide);
-    for (Int panel = begin; panel < end; ++panel) {
-      const Int cells = std::min(kWide, n - panel * kWide), lanes = cells > kLanes ? kWide : kLanes;
+// grad_attention [rows][n, rounded up] += grad_kernels [rows][block] x cells' [block][n].
+inline void add_attention_gradient(const Backward& call, const float* grad_kernels, Int rows, const Block& block,
+                                   float* grad_attention, Int pitch) {
+  const Int n = call.layer.n, cell_in = call.layer.cell_in;
+  at::parallel_for(0, (n + kWide - 1) / kWide, 1, [&](Int begin, Int end) {
+    Numbers turned(block.width * kWide * kWide);
+    for (Int first = begin * kWide; first < std::min(n, end * kWide); first += kWide) {
+      const Int cells = std::min(kWide, n - first), lanes = round_up(cells, kGrain);
       std::fill(turned.begin(), turned.end(), 0.0f);
-      for (Int column = 0; column < columns; column += piece) {
-        const Int depth = std::min(piece, columns - column);
-        transpose(call.cells + panel * kWide * call.layer.cell() + first + column, call.layer.cell(), cells, depth,
-                  turned.data(), lanes);
-        for_panels(lanes, [&](Int, auto vectors) {
-          for_row_tiles(rows, [&](Int row, auto tall) {
-            const float* a[tall];
-            for (int r = 0; r < tall; ++r) a[r] = grad_kernels + (row + r) * call.column_pitch() + column;
-            float* to = grad_attention + row * n + panel * kWide;
-            tile_along_rows<tall, vectors>(a, &no_step, 1, depth, turned.data(), lanes, [&](int r, int v, Lanes sum) {
-              const Int valid = std::min<Int>(kLanes, cells - v * kLanes);
-              for (Int lane = 0; lane < valid; ++lane) to[r * n + v * kLanes + lane] += sum[lane];
-            });
+      for_panels(block.ins, [&](Int c, Int columns) {
+        const float* from = call.cells + first * call.layer.cell() + block.first * cell_in + block.in + c;
+        for (Int o = 0; o < block.width; ++o) {
+          for (Int j = 0; j < cells; ++j) __builtin_prefetch(from + j * call.layer.cell() + (o + 2) * cell_in);
+          transpose(from + o * cell_in, call.layer.cell(), cells, columns, turned.data() + o * columns * lanes, lanes);
+        }
+        for_panels(lanes, [&](Int cell, Int width) {
+          const AlongRows product{block.width * columns, turned.data() + cell, lanes};
+          float* to = grad_attention + first + cell;
+          for_row_tiles(rows, [&](Int row, Int tall) {
+            const auto a = starts(tall, [&](Int r) { return grad_kernels + (row + r) * call.pitch() + c * block.width; });
+            const auto targets = starts(tall, [&](Int r) { return to + (row + r) * pitch; });
+            multiply_tile(product, tall, width, a, targets, true);
           });
         });
-      }
+      });
     }
   });
 }
 
-// grad_cells [n][first, first + columns) += attention' [n][rows] x grad_kernels [rows][columns].
-inline void add_cell_gradient(const Backward& call, const float* attention, const float* grad_kernels, Int rows, Int first,
-                              Int columns, float* grad_cells) {
-  const Int n = call.layer.n, panels = (columns + kWide - 1) / kWide, near = 256;  // rows of a panel that stay near
-  at::parallel_for(0, panels, 1, [&](Int begin, Int end) {
-    for (Int panel = begin; panel < end; ++panel) {
-      const Int column = panel * kWide;
-      for_panels(std::min(kWide, columns - column), [&](Int, auto vectors) {
-        for (Int start = 0; start < rows; start += near) {
-          const auto row = [&](Int k) { return grad_kernels + (start + k) * call.column_pitch() + column; };
-          for_row_tiles(n, [&](Int j, auto tall) {
-            const auto weights = [&](Int k) { return attention + (start + k) * n + j; };
-            tile_across_rows<tall, vectors>(weights, std::min(near, rows - start), row,
-                                            [&](int r, int v, Lanes sum) {
-                                              add(grad_cells + (j + r) * call.layer.cell() + first + column + v * kLanes, sum);
-                                            });
-          });
-        }
+// grad_cells [n][block] (+)= attention' [n][rows], packed as columns, x grad_kernels [rows][block].
+inline void find_cell_gradient(const Backward& call, const float* attention_columns, const float* grad_kernels, Int rows,
+                               const Block& block, bool add, float* grad_cells) {
+  const Int n = call.layer.n, cell_in = call.layer.cell_in;
+  std::vector<Int> lines(rows);
+  for (Int row = 0; row < rows; ++row) lines[row] = row * call.pitch();
+  at::parallel_for(0, block.width, 1, [&](Int begin, Int end) {
+    for (Int o = begin; o < end; ++o)
+      for_panels(block.ins, [&](Int c, Int columns) {
+        const AcrossRows product{rows, grad_kernels + c * block.width + o * columns, lines.data()};
+        float* to = grad_cells + (block.first + o) * cell_in + block.in + c;
+        for_row_tiles(n, [&](Int j, Int tall) {
+          const auto targets = starts(tall, [&](Int r) { return to + (j + r) * call.layer.cell(); });
+          multiply_tile(product, tall, columns, attention_columns + j * rows, targets, add);
+        });
       });
-    }
   });
 }
 
 // The rows of one sample back to [channels, places], without the padding.
 inline void rows_to_sample(const float* rows, Int pitch, const Int* targets, Int places, Int channels, float* x) {
-  std::vector<float> gathered(kWide * pitch);
+  Numbers gathered(kWide * pitch);
   for (Int place = 0; place < places; place += kWide) {
     const Int count = std::min(kWide, places - place);
     for (Int i = 0; i < count; ++i)
@@ -200,64 +204,74 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
                 shifts.const_data_ptr<Int>(),
                 shifts.numel(),
                 dense,
-                {},
                 cells.const_data_ptr<float>(),
                 wants_input,
+                segment_steps(shifts, x_pitch, layer_of_cells(attention, cells)),
+                {},
+                0,
                 0,
                 0};
   const Layer& layer = call.layer;
-  call.steps = segment_steps(shifts, x_pitch, layer);
+  for (Int position = 0; position < call.positions; ++position) call.origin.push_back(call.places[position] * x_pitch);
   call.choose_blocks();
   Tensor grad_x = wants_input ? at::empty_like(x) : Tensor();
-  Tensor grad_attention = at::zeros_like(attention), grad_cells = at::zeros_like(cells);
-  const Int x_size = padded_places * x_pitch, grad_size = call.grad_places() * call.grad_pitch;
-  const Int out = layer.out_channels();
+  Tensor grad_attention = at::empty_like(attention), grad_cells = at::empty_like(cells);
+  const Int x_size = padded_places * x_pitch, grad_size = wants_input ? call.grad_places() * call.grad_pitch : 0;
+  const Int out = layer.out_channels(), columns_size = out * call.positions, n = layer.n, n_pitch = round_up(n, kGrain);
+  const float *x_data = x.const_data_ptr<float>(), *grad_data = grad.const_data_ptr<float>();
 
-  std::vector<float> x_rows(call.samples * x_size), grad_rows(call.samples * grad_size), grad_x_rows;
-  const Tensor grad_kernels = at::empty({call.samples * call.pair_rows() * call.column_pitch()}, x.options());
-  const Tensor kernels = wants_input ? at::empty_like(grad_kernels) : Tensor();
-  float* grad_kernel_data = grad_kernels.mutable_data_ptr<float>();
-  float* kernel_data = wants_input ? kernels.mutable_data_ptr<float>() : nullptr;
+  Numbers x_rows(call.samples * x_size, 0.0f), grad_rows(call.samples * grad_size, 0.0f), grad_x_rows;
+  Numbers grad_columns(call.samples * columns_size), grad_alpha, alpha_columns(call.samples * call.pair_rows() * n);
+  Numbers kernels(call.samples * call.pair_rows() * call.pitch());
   for (Int start = 0; start < layer.batch; start += call.samples) {
     const Int samples = std::min(call.samples, layer.batch - start), rows = samples * call.pair_rows();
-    const float* alpha = attention.const_data_ptr<float>() + start * call.pair_rows() * layer.n;
+    const float* alpha = attention.const_data_ptr<float>() + start * call.pair_rows() * n;
     at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
-      std::vector<float> turned;
+      Numbers turned;
       for (Int b = begin; b < end; ++b) {
-        sample_to_rows(x.const_data_ptr<float>() + (start + b) * x.stride(0), false, call.in_channels, call.targets,
-                       call.inputs, x_rows.data() + b * x_size, x_pitch, turned);
-        sample_to_rows(grad.const_data_ptr<float>() + (start + b) * grad.stride(0), false, out, call.places,
-                       call.positions, grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch, call.grad_pitch,
-                       turned);
+        sample_to_rows(x_data + (start + b) * x.stride(0), false, call.in_channels, call.targets, call.inputs,
+                       x_rows.data() + b * x_size, x_pitch, turned);
+        const float* own = grad_data + (start + b) * columns_size;
+        if (wants_input)
+          sample_to_rows(own, false, out, call.places, call.positions,
+                         grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch, call.grad_pitch, turned);
+        for (Int cell = 0; cell < columns_size; cell += layer.cell_out * call.positions)
+          for (Int first = 0; first < layer.cell_out; first += call.width) {
+            const Int width = std::min(call.width, layer.cell_out - first), block = cell + first * call.positions;
+            pack_columns(own + block, 1, call.positions, call.positions, width, grad_columns.data() + b * columns_size + block);
+          }
       }
     });
-    if (wants_input) grad_x_rows.assign(call.samples * x_size, 0.0f);
-    for (Int first = 0; first < layer.cell_out; first += call.width) {
-      const Int channels = std::min(call.width, layer.cell_out - first), columns = channels * layer.cell_in;
-      if (wants_input)
-        at::parallel_for(0, (columns + kWide - 1) / kWide, 64, [&](Int begin, Int end) {
-          Packed packed;
-          const Int from = begin * kWide, count = std::min(end * kWide, columns) - from;
-          mix(alpha, rows, layer.n, call.cells + first * layer.cell_in + from, layer.cell(), count, kernel_data + from,
-              call.column_pitch(), packed);
-        });
-      at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
-        for (Int pair = begin * layer.out_groups; pair < end * layer.out_groups; ++pair) {
-          const Int b = pair / layer.out_groups, offset = pair * layer.segments * call.column_pitch();
-          const float* pair_grad = grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch +
-                                   pair % layer.out_groups * layer.cell_out + first;
-          add_kernel_gradient(call, x_rows.data() + b * x_size, pair_grad, channels, grad_kernel_data + offset);
-          if (wants_input) {
-            const auto add_input_gradient = call.dense ? gather_input_gradient : scatter_input_gradient;
-            add_input_gradient(call, kernel_data + offset, pair_grad, channels, grad_x_rows.data() + b * x_size);
+    pack_columns(alpha, n, 1, rows, n, alpha_columns.data());
+    grad_alpha.assign(rows * n_pitch, 0.0f);
+    if (wants_input) grad_x_rows.assign(samples * x_size, 0.0f);
+    for (Int first = 0; first < layer.cell_out; first += call.width)
+      for (Int in = 0; in < layer.cell_in; in += call.ins) {
+        const Block block{first, std::min(call.width, layer.cell_out - first), in, std::min(call.ins, layer.cell_in - in)};
+        if (wants_input)
+          at::parallel_for(0, block.width, 1, [&](Int begin, Int end) {
+            mix_block(call, alpha, rows, block, begin, end, kernels.data());
+          });
+        at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
+          for (Int pair = begin * layer.out_groups; pair < end * layer.out_groups; ++pair) {
+            const Int b = pair / layer.out_groups, channel = pair % layer.out_groups * layer.cell_out + first;
+            float* own = kernels.data() + pair * layer.segments * call.pitch();
+            if (wants_input) {
+              const auto add_input_gradient = call.dense ? gather_input_gradient : scatter_input_gradient;
+              add_input_gradient(call, own, grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch + channel, block,
+                                 grad_x_rows.data() + b * x_size);
+            }
+            find_kernel_gradient(call, x_rows.data() + b * x_size,
+                                 grad_columns.data() + b * columns_size + channel * call.positions, block, own);
           }
-        }
-      });
-      add_attention_gradient(call, grad_kernel_data, rows, first * layer.cell_in, columns,
-                             grad_attention.mutable_data_ptr<float>() + start * call.pair_rows() * layer.n);
-      add_cell_gradient(call, alpha, grad_kernel_data, rows, first * layer.cell_in, columns,
-                        grad_cells.mutable_data_ptr<float>());
-    }
+        });
+        add_attention_gradient(call, kernels.data(), rows, block, grad_alpha.data(), n_pitch);
+        find_cell_gradient(call, alpha_columns.data(), kernels.data(), rows, block, start > 0,
+                           grad_cells.mutable_data_ptr<float>());
+      }
+    for (Int row = 0; row < rows; ++row)
+      std::copy_n(grad_alpha.data() + row * n_pitch, n,
+                  grad_attention.mutable_data_ptr<float>() + (start * call.pair_rows() + row) * n);
     if (wants_input)
       at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
         for (Int b = begin; b < end; ++b)

@@ -35,8 +35,8 @@ struct Plane {
   // For stride 2, the largest there is.
   static void sort_into_phases(const float* from, Int columns, float* even, float* odd) {
     Int x = 0;
-    for (; x + 2 * kLanes <= columns; x += 2 * kLanes, even += kLanes, odd += kLanes) {
-      const Lanes left = load(from + x), right = load(from + x + kLanes);
+    for (; x + 16 <= columns; x += 16, even += 8, odd += 8) {
+      const Vector<8> left = load<8>(from + x), right = load<8>(from + x + 8);
       store(even, __builtin_shufflevector(left, right, 0, 2, 4, 6, 8, 10, 12, 14));
       store(odd, __builtin_shufflevector(left, right, 1, 3, 5, 7, 9, 11, 13, 15));
     }
@@ -53,11 +53,9 @@ struct Plane {
         const float* from = padded + y * stride_y * pitch() + x;
         Lanes sum = {};
         for (int tap = 0; tap < T; ++tap) sum += spread[tap] * load(from + offsets[tap]);
-        float* to = out + y * out_width + x;
-        if (x + kLanes <= out_width)
-          store(to, sum);
-        else
-          for (Int lane = 0; lane < out_width - x; ++lane) to[lane] = sum[lane];
+        // What runs over the end of a row is overwritten by the next one.
+        const Int at = y * out_width + x;
+        store_some(out + at, sum, out_height * out_width - at);
       }
   }
 
@@ -109,7 +107,7 @@ void for_padded_channels(const Plane& plane, const Tensor& x, Int out, const Bod
   const float* x_data = x.const_data_ptr<float>();
   const Int grain = std::max<Int>(1, 65536 / (plane.out_height * plane.out_width * kTaps));
   at::parallel_for(0, x.size(0) * out, grain, [&](Int begin, Int end) {
-    std::vector<float> padded(plane.padded_height() * plane.pitch() + kLanes);
+    Numbers padded(plane.padded_height() * plane.pitch() + kLanes, 0.0f);
     Int filled = -1;
     for (Int channel = begin; channel < end; ++channel) {
       const Int source = channel / out * in + channel % out / (out / in);

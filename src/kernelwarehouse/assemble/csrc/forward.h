@@ -16,7 +16,7 @@ struct Blocking {
     blocks = (layer.cell_out + width - 1) / width;
     pitch = width * layer.cell_in + kWide;  // no power of two, as for rows
     // Where the cells of a block are packed in one piece, runs of samples share it and may be short.
-    const Int room = width * layer.cell_in <= packed_columns(layer.n) ? kFarCache / 4 : kBlock;
+    const Int room = width * layer.cell_in <= packed_columns(layer.n) ? third_level() / 4 : kBlock;
     together = std::min(pairs, std::max<Int>(1, room / (layer.segments * pitch)));
     // Pairs are split between tasks only where there are too few blocks for the threads.
     const Int threads = at::get_num_threads();
@@ -32,8 +32,8 @@ void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mix
   const Blocking blocking(layer, wanted_width, pairs);
   at::parallel_for(0, blocking.blocks * blocking.runs, 1, [&](Int begin, Int end) {
     Packed packed;
-    std::vector<float> scratch;
-    std::vector<float> kernels(blocking.together * layer.segments * blocking.pitch);
+    Numbers scratch;
+    Numbers kernels(blocking.together * layer.segments * blocking.pitch);
     for (Int task = begin; task < end; ++task) {
       const Int first = task / blocking.runs * blocking.width;
       const Int channels = std::min(blocking.width, layer.cell_out - first), columns = channels * layer.cell_in;
@@ -48,27 +48,47 @@ void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mix
   });
 }
 
-// One panel of output channels over all positions: the kernel is [segments][cell_in][V * 8] with a gap after each segment,
-// and write receives (first position, positions, sums [positions][V * 8]).
-template <int V, class Write>
-void multiply_rows(const Layer& layer, const float* rows, Int pitch, const Int* places, Int positions, const Int* steps,
-                   const float* kernel, Int gap, const Write& write) {
-  for_row_tiles(positions, [&](Int first, auto tall) {
-    const float* a[tall];
-    for (int r = 0; r < tall; ++r) a[r] = rows + places[first + r] * pitch;
-    float sums[tall * V * kLanes];
-    tile_along_rows<tall, V>(a, steps, layer.segments, layer.cell_in, kernel, V * kLanes,
-                             [&](int r, int v, Lanes sum) { store(sums + (r * V + v) * kLanes, sum); }, gap);
-    write(first, static_cast<Int>(tall), sums);
+// How a product with kernels of several taps is cut up. Blocks of output channels are tasks; in each, the kernels of some pairs
+// are mixed for a chunk of the input channels at a time, so that packed cells and kernels stay in the second-level cache.
+struct Chunks {
+  Int width, blocks, ins, together, runs, run, pitch;
+
+  template <class Mixer>
+  Chunks(const Mixer& mixer, Int pairs) {
+    const Layer& layer = mixer.layer;
+    width = std::min(layer.cell_out, kWide);
+    blocks = (layer.cell_out + width - 1) / width;
+    ins = layer.cell_in;
+    const Int most = second_level() / (layer.n * width);  // input channels whose packed cells stay near
+    while (mixer.packs() && ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins > most) ins /= 2;
+    pitch = width * ins + kWide;  // no power of two, as for rows
+    together = std::min(pairs, std::max<Int>(1, mixer.room() / (layer.segments * pitch)));
+    const Int threads = at::get_num_threads();
+    runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
+    run = (pairs + runs - 1) / runs;
+  }
+};
+
+// A chunk of input channels of a block of `width` output channels over all positions: the kernel is [segments][ins][width] with
+// a gap after each segment; sums [positions][width] are begun or added to.
+inline void multiply_rows(const Layer& layer, const float* rows, Int pitch, const Int* places, Int positions, const Int* steps,
+                          const float* kernel, Int ins, Int width, Int gap, bool begin, float* sums) {
+  for_panels(width, [&](Int column, Int columns) {
+    const AlongRows product{ins, kernel + column, width, gap, layer.segments, steps};
+    for_row_tiles(positions, [&](Int first, Int tall) {
+      const auto a = starts(tall, [&](Int r) { return rows + places[first + r] * pitch; });
+      const auto targets = starts(tall, [&](Int r) { return sums + (first + r) * width + column; });
+      multiply_tile(product, tall, columns, a, targets, !begin);
+    });
   });
 }
 
 // Any kernel: x [batch, in, places], or [batch, places, in] with channels_last, and the output likewise.
 // targets: the padded row of every place; places: the row that every output position starts from; shifts: of every tap.
 template <class Mixer>
-Tensor multiply_taps(const Mixer& mixer, const Tensor& x, const Tensor& targets, Int padded_places, const Tensor& places,
+Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets, Int padded_places, const Tensor& places,
                      const Tensor& shifts, bool channels_last) {
-  const Layer& layer = mixer.layer;
+  const Layer& layer = whole.layer;
   const Int channels = x.size(channels_last ? 2 : 1), positions = places.numel(), out = layer.out_channels();
   const Int pitch = row_pitch(channels), sample_rows = padded_places * pitch;
   const auto steps = segment_steps(shifts, pitch, layer);
@@ -78,66 +98,64 @@ Tensor multiply_taps(const Mixer& mixer, const Tensor& x, const Tensor& targets,
   const Int* place = places.const_data_ptr<Int>();
   float* y_data = y.mutable_data_ptr<float>();
 
-  // Few samples at a time, so that their rows stay in cache; but more where the cells do not, and are read for each chunk.
-  const bool small = layer.n * layer.cell() <= kFarCache;
-  const Int chunk = std::min(layer.batch, std::max<Int>(1, (small ? kFarCache / 2 : 2 * kFarCache) / sample_rows));
-  std::vector<float> rows(chunk * sample_rows);
-  for (Int start = 0; start < layer.batch; start += chunk) {
-    const Int samples = std::min(chunk, layer.batch - start);
+  // Few samples at a time, so that their rows stay in cache; but more where the cells do not, and are read for each part.
+  const bool small = layer.n * layer.cell() <= third_level();
+  const Int part = std::min(layer.batch, std::max<Int>(1, (small ? third_level() / 2 : 2 * third_level()) / sample_rows));
+  Numbers rows(part * sample_rows, 0.0f);
+  for (Int start = 0; start < layer.batch; start += part) {
+    const Int samples = std::min(part, layer.batch - start), pairs = samples * layer.out_groups;
     at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
-      std::vector<float> turned;
+      Numbers turned;
       for (Int b = begin; b < end; ++b)
         sample_to_rows(x_data + (start + b) * x.stride(0), channels_last, channels, targets.const_data_ptr<Int>(),
                        targets.numel(), rows.data() + b * sample_rows, pitch, turned);
     });
-    for_mixed_blocks(
-        layer, samples * layer.out_groups, kWide, mixer.from_sample(start),
-        [&](Int pair, Int first, Int width, const float* kernels, Int kernel_pitch, std::vector<float>& turned) {
-          const Int sample = start + pair / layer.out_groups;
-          const Int channel = pair % layer.out_groups * layer.cell_out + first;
-          const Int size = layer.cell_in * width, gap = mixer.turned ? kernel_pitch - size : 0;
-          if (!mixer.turned) {
-            turned.resize(layer.segments * size);
-            for (Int segment = 0; segment < layer.segments; ++segment)
-              transpose(kernels + segment * kernel_pitch, layer.cell_in, width, layer.cell_in,
-                        turned.data() + segment * size, width);
-            kernels = turned.data();
-          }
-          const auto write = [&](Int position, Int tall, const float* sums) {
-            if (channels_last) {
-              for (Int r = 0; r < tall; ++r)
-                std::memcpy(y_data + (sample * positions + position + r) * out + channel, sums + r * width,
-                            width * sizeof(float));
-            } else {
-              float* target = y_data + (sample * out + channel) * positions + position;
-              for (Int lane = 0; lane < width; ++lane)
-                for (Int r = 0; r < tall; ++r) target[lane * positions + r] = sums[r * width + lane];
+    const Mixer mixer = whole.from_sample(start);
+    const Chunks chunks(mixer, pairs);
+    // Sums wait for further chunks; where there are none, for each pair in turn.
+    const Int waiting = chunks.ins < layer.cell_in ? chunks.run : 1, sums_size = positions * chunks.width;
+    at::parallel_for(0, chunks.blocks * chunks.runs, 1, [&](Int begin, Int end) {
+      Packed packed;
+      Numbers kernels(chunks.together * layer.segments * chunks.pitch), sums(waiting * sums_size);
+      for (Int task = begin; task < end; ++task) {
+        const Int first = task / chunks.runs * chunks.width, width = std::min(chunks.width, layer.cell_out - first);
+        const Int pair_begin = task % chunks.runs * chunks.run, pair_end = std::min(pairs, pair_begin + chunks.run);
+        for (Int in = 0; in < layer.cell_in; in += chunks.ins)
+          for (Int pair = pair_begin; pair < pair_end; pair += chunks.together) {
+            const Int count = std::min(chunks.together, pair_end - pair);
+            mixer(pair, count, Block{first, width, in, chunks.ins}, kernels.data(), chunks.pitch, packed);
+            for (Int i = pair; i < pair + count; ++i) {
+              float* own = sums.data() + (waiting > 1 ? i - pair_begin : 0) * sums_size;
+              multiply_rows(layer, rows.data() + i / layer.out_groups * sample_rows + in, pitch, place, positions, steps.data(),
+                            kernels.data() + (i - pair) * layer.segments * chunks.pitch, chunks.ins, width,
+                            chunks.pitch - width * chunks.ins, in == 0, own);
+              if (in + chunks.ins < layer.cell_in) continue;
+              const Int sample = start + i / layer.out_groups, channel = i % layer.out_groups * layer.cell_out + first;
+              if (channels_last)
+                for (Int p = 0; p < positions; ++p)
+                  std::memcpy(y_data + (sample * positions + p) * out + channel, own + p * width, width * sizeof(float));
+              else
+                transpose(own, width, positions, width, y_data + (sample * out + channel) * positions, positions);
             }
-          };
-          const float* sample_start = rows.data() + pair / layer.out_groups * sample_rows;
-          if (width == kWide)
-            multiply_rows<2>(layer, sample_start, pitch, place, positions, steps.data(), kernels, gap, write);
-          else
-            multiply_rows<1>(layer, sample_start, pitch, place, positions, steps.data(), kernels, gap, write);
-        });
+          }
+      }
+    });
   }
   return y;
 }
 
-// Positions of one sample [channels][positions] as panels: for every 16 (at the end 8) positions, [channels][16]. The last
-// panel is filled up with zeros.
+// Positions of one sample [channels][positions] as panels: for every kWide (fewer at the end) positions, [channels][kWide].
+// The last panel is filled up with zeros.
 inline void pack_positions(const float* x, Int channels, Int positions, float* panels) {
-  for_panels(round_up(positions, kLanes), [&](Int position, auto vectors) {
-    constexpr Int lanes = vectors * kLanes;
-    const Int valid = std::min<Int>(lanes, positions - position);
+  for_panels(round_up(positions, kGrain), [&](Int position, Int width) {
+    const Int valid = std::min(width, positions - position);
     float* to = panels + position * channels;
-    for (Int c = 0; c < channels; ++c, to += lanes) {
+    for (Int c = 0; c < channels; ++c, to += width) {
       const float* from = x + c * positions + position;
-      if (valid == lanes) {
-        for (int v = 0; v < vectors; ++v) store(to + v * kLanes, load(from + v * kLanes));
-      } else {
-        std::fill_n(std::copy_n(from, valid, to), lanes - valid, 0.0f);
-      }
+      if (valid == width)
+        for (Int i = 0; i < width; i += kGrain) store(to + i, load<kGrain>(from + i));
+      else
+        std::fill_n(std::copy_n(from, valid, to), width - valid, 0.0f);
     }
   });
 }
@@ -148,7 +166,7 @@ template <class Mixer>
 Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
   const Layer& layer = mixer.layer;
   const Int channels = x.size(1), positions = c10::multiply_integers(x.sizes().slice(2));
-  const Int out = layer.out_channels(), sample_panels = channels * round_up(positions, kLanes);
+  const Int out = layer.out_channels(), sample_panels = channels * round_up(positions, kGrain);
   std::vector<Int> sizes = x.sizes().vec();
   sizes[1] = out;
   Tensor y = at::empty(sizes, x.options());
@@ -156,7 +174,7 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
   float* y_data = y.mutable_data_ptr<float>();
   // Small inputs are packed once for all blocks of channels, large ones again for each, so that they stay in cache.
   const bool at_once = layer.batch * sample_panels <= kBlock;
-  std::vector<float> panels(at_once ? layer.batch * sample_panels : 0);
+  Numbers panels(at_once ? layer.batch * sample_panels : 0);
   if (at_once)
     at::parallel_for(0, layer.batch, 1, [&](Int begin, Int end) {
       for (Int b = begin; b < end; ++b)
@@ -164,7 +182,7 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
     });
   for_mixed_blocks(
       layer, layer.pairs(), 8 * kTall, mixer,
-      [&](Int pair, Int first, Int width, const float* kernels, Int kernel_pitch, std::vector<float>& own_panels) {
+      [&](Int pair, Int first, Int width, const float* kernels, Int kernel_pitch, Numbers& own_panels) {
         const Int sample = pair / layer.out_groups, channel = pair % layer.out_groups * layer.cell_out + first;
         std::vector<Int> steps;
         for (Int group = 0; group < layer.segments; ++group) steps.push_back(group * kernel_pitch);
@@ -174,21 +192,17 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
           pack_positions(x_data + sample * channels * positions, channels, positions, own_panels.data());
           sample_data = own_panels.data();
         }
-        for_panels(round_up(positions, kLanes), [&](Int position, auto vectors) {
-          const Int valid = std::min<Int>(vectors * kLanes, positions - position);
-          for_row_tiles(width, [&](Int o, auto tall) {
-            const float* a[tall];
-            for (int r = 0; r < tall; ++r) a[r] = kernels + (o + r) * layer.cell_in;
-            float* target = y_data + (sample * out + channel + o) * positions + position;
-            tile_along_rows<tall, vectors>(a, steps.data(), layer.segments, layer.cell_in, sample_data + position * channels,
-                                           vectors * kLanes, [&](int r, int v, Lanes sum) {
-                                             float* to = target + r * positions + v * kLanes;
-                                             const Int whole = std::min<Int>(kLanes, valid - v * kLanes);
-                                             if (whole == kLanes)
-                                               store(to, sum);
-                                             else
-                                               for (Int lane = 0; lane < whole; ++lane) to[lane] = sum[lane];
-                                           });
+        for_panels(round_up(positions, kGrain), [&](Int position, Int columns) {
+          const AlongRows product{layer.cell_in,  sample_data + position * channels, columns, 0,
+                                  layer.segments, steps.data()};
+          const Int valid = std::min(columns, positions - position);
+          float beyond[kTall * kWide];  // a panel that goes on after the last position comes here first
+          for_row_tiles(width, [&](Int o, Int tall) {
+            const auto a = starts(tall, [&](Int r) { return kernels + (o + r) * layer.cell_in; });
+            const auto target = [&](Int r) { return y_data + (sample * out + channel + o + r) * positions + position; };
+            if (valid == columns) return multiply_tile(product, tall, columns, a, starts(tall, target), false);
+            multiply_tile(product, tall, columns, a, starts(tall, [&](Int r) { return beyond + r * columns; }), false);
+            for (Int r = 0; r < tall; ++r) std::copy_n(beyond + r * columns, valid, target(r));
           });
         });
       });
@@ -198,10 +212,7 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
 inline Tensor forward_taps(const Tensor& x, const Tensor& attention, const Tensor& cells, const Tensor& targets,
                            Int padded_places, const Tensor& places, const Tensor& shifts, bool channels_last) {
   const Layer layer = layer_of_cells(attention, cells);
-  // Turning the cells around is cheaper than turning every sample's mixtures, unless there are few of those.
-  const bool turned = layer.pairs() * layer.segments >= 4 * layer.n && layer.n * layer.cell() <= 2 * kBlock;
-  const Tensor source = turned ? turn_cells(layer, cells) : cells;
-  const CellMixer mixer{layer, attention.const_data_ptr<float>(), source.const_data_ptr<float>(), turned};
+  const CellMixer mixer{layer, attention.const_data_ptr<float>(), cells.const_data_ptr<float>()};
   return multiply_taps(mixer, x, targets, padded_places, places, shifts, channels_last);
 }
 

@@ -5,8 +5,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros_like.h>
 
+#include <unistd.h>
+
+#include <new>
 #include <vector>
 
 #include "tiles.h"
@@ -15,12 +17,51 @@ namespace kernelwarehouse {
 
 using at::Tensor;
 
-// Floats: what stays in a usual second-level cache next to other data, what stays in a share of the third level, and the
-// kernels that exist at a time. The last is a compromise: mixing wants many samples at a time, so that packing the cells
-// pays, but an allocator maps blocks of more than 32 MB anew on every call.
-constexpr Int kNearCache = 48 * 1024;
-constexpr Int kFarCache = 768 * 1024;
+// Numbers that caches hold: what the machine says of one core's, or what is usual where it does not say.
+inline Int cache_numbers(int name, Int usual_bytes) {
+  const Int bytes = name < 0 ? 0 : static_cast<Int>(sysconf(name));
+  return (bytes > 0 ? bytes : usual_bytes) / static_cast<Int>(sizeof(float));
+}
+#ifdef _SC_LEVEL2_CACHE_SIZE
+constexpr int kLevel1 = _SC_LEVEL1_DCACHE_SIZE, kLevel2 = _SC_LEVEL2_CACHE_SIZE;
+#else
+constexpr int kLevel1 = -1, kLevel2 = -1;
+#endif
+inline Int first_level() {
+  static const Int numbers = cache_numbers(kLevel1, 32 * 1024);
+  return numbers;
+}
+inline Int second_level() {
+  static const Int numbers = cache_numbers(kLevel2, 512 * 1024);
+  return numbers;
+}
+// What stays in a share of the third level; what it says of itself may be the whole of a machine that others use as well.
+inline Int third_level() { return 6 * second_level(); }
+
+// The kernels that exist at a time. A compromise: mixing wants many samples at a time, so that packing the cells pays, but an
+// allocator maps blocks of more than 32 MB anew on every call.
 constexpr Int kBlock = 2 * 1024 * 1024;
+
+// Vectors of numbers that start a line of the cache, so that no load crosses one, and that are not set to 0 unasked.
+template <class T>
+struct Aligned {
+  using value_type = T;
+  static constexpr std::align_val_t line{64};
+
+  T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), line)); }
+  void deallocate(T* numbers, std::size_t) { ::operator delete(numbers, line); }
+  template <class U>
+  void construct(U* number) {
+    ::new (static_cast<void*>(number)) U;
+  }
+  template <class U, class V>
+  void construct(U* number, const V& value) {
+    ::new (static_cast<void*>(number)) U(value);
+  }
+  bool operator==(const Aligned&) const { return true; }
+  bool operator!=(const Aligned&) const { return false; }
+};
+using Numbers = std::vector<float, Aligned<float>>;
 
 struct Layer {
   Int batch, out_groups, segments, n;  // segments = taps * in_groups; n cells, or units of the hidden vector
@@ -32,42 +73,58 @@ struct Layer {
 };
 
 // Few rows: nothing is packed, the kernels stream from memory once. to[row] (+)= sum over K of weights[row][k] * lines[k],
-// so that a sum is loaded and stored once for K products.
-template <int K, bool Add>
-inline void stream_lines(const float* weights, Int weights_pitch, Int rows, const float* const* lines, Int columns, float* to,
-                         Int to_pitch) {
-  for_panels(columns, [&](Int column, auto vectors) {
-    Lanes numbers[K][vectors];
-    for (int k = 0; k < K; ++k)
-      for (int v = 0; v < vectors; ++v) numbers[k][v] = load(lines[k] + column + v * kLanes);
-    const float* weight = weights;
-    float* target = to + column;
-    for (Int row = 0; row < rows; ++row, weight += weights_pitch, target += to_pitch)
-      for (int v = 0; v < vectors; ++v) {
-        Lanes sum = Add ? load(target + v * kLanes) : Lanes{};
-        for (int k = 0; k < K; ++k) sum += weight[k] * numbers[k][v];
-        store(target + v * kLanes, sum);
-      }
+// so that a sum is loaded and stored once for K products. What comes `next` is fetched meanwhile.
+template <int K, int V, int L>
+inline void stream_panel(const float* weights, Int weights_pitch, Int rows, const float* const* lines, const float* const* next,
+                         Int column, float* to, Int to_pitch, bool add) {
+  Vector<L> numbers[K][V];
+  KERNELWAREHOUSE_UNROLL for (int k = 0; k < K; ++k)
+    KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) numbers[k][v] = load<L>(lines[k] + column + v * L);
+  for (int k = 0; k < K; ++k)
+    for (int c = 0; c < V * L; c += kLine) __builtin_prefetch(next[k] + column + c, 0, 2);
+  for (to += column; rows > 0; --rows, weights += weights_pitch, to += to_pitch)
+    KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) {
+      Vector<L> sum = add ? load<L>(to + v * L) : Vector<L>{};
+      KERNELWAREHOUSE_UNROLL for (int k = 0; k < K; ++k) sum += weights[k] * numbers[k][v];
+      store(to + v * L, sum);
+    }
+}
+
+template <int K>
+inline void stream_lines(const float* weights, Int weights_pitch, Int rows, const float* const* lines, const float* const* next,
+                         Int columns, float* to, Int to_pitch, bool add) {
+  for_panels(columns, [&](Int column, Int width) {
+    if (width == kWide)
+      stream_panel<K, 2, kLanes>(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
+    else if (width == kLanes)
+      stream_panel<K, 1, kLanes>(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
+    else
+      stream_panel<K, 1, kGrain>(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
   });
 }
 
 // to[row][column] = sum over k of weights[row][k] * lines[k][column].
 inline void mix_streamed(const float* weights, Int rows, const std::vector<const float*>& lines, Int columns, float* to,
                          Int to_pitch) {
-  constexpr Int stream = 4096, together = 4;  // columns and lines at a time: the sums stay near, and reading runs on
+  // Lines and columns at a time: the sums stay nearest, and reading runs on.
+  constexpr Int together = 6;
+  const Int stream = std::max(first_level() * 3 / 4 / rows / kWide * kWide, 8 * kWide);
   const Int depth = static_cast<Int>(lines.size());
   if (depth == 0)
     for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch, columns, 0.0f);
   for (Int column = 0; column < columns; column += stream) {
     const Int count = std::min(stream, columns - column);
     for (Int k = 0; k < depth;) {
-      const bool whole = k + together <= depth;
-      const float* from[together];
-      for (Int i = 0; i < (whole ? together : 1); ++i) from[i] = lines[k + i] + column;
-      const auto add = whole ? (k == 0 ? stream_lines<together, false> : stream_lines<together, true>)
-                             : (k == 0 ? stream_lines<1, false> : stream_lines<1, true>);
-      add(weights + k, depth, rows, from, count, to + column, to_pitch);
-      k += whole ? together : 1;
+      const Int some = std::min(together, depth - k);
+      const float *from[together], *next[together];
+      for (Int i = 0; i < some; ++i) {
+        from[i] = lines[k + i] + column;
+        next[i] = k + some + i < depth ? lines[k + some + i] + column : lines[i] + column + count;
+      }
+      constexpr decltype(&stream_lines<1>) streams[together] = {stream_lines<1>, stream_lines<2>, stream_lines<3>,
+                                                                stream_lines<4>, stream_lines<5>, stream_lines<6>};
+      streams[some - 1](weights + k, depth, rows, from, next, count, to + column, to_pitch, k > 0);
+      k += some;
     }
   }
 }
@@ -75,13 +132,16 @@ inline void mix_streamed(const float* weights, Int rows, const std::vector<const
 // What was packed last: several runs of samples use the same piece of the cells, one after the other. For one source only:
 // depth and pitch are taken to stay the same.
 struct Packed {
-  std::vector<float> numbers;
+  Numbers numbers, scratch;
   const float* from = nullptr;
   Int columns = 0;
 };
 
+// Up to how many rows nothing is packed.
+constexpr Int kFewRows = 24;
+
 // Columns that are packed at a time: a piece that stays in cache.
-inline Int packed_columns(Int depth) { return std::max<Int>(kWide, kFarCache / 4 / depth / kWide * kWide); }
+inline Int packed_columns(Int depth) { return std::max<Int>(kWide, third_level() / 4 / depth / kWide * kWide); }
 
 // to[row][column] = sum over k of weights[row][k] * from[k][column], for any number of rows; from[k], from[k + 1] are
 // `pitch` apart.
@@ -90,7 +150,7 @@ inline void mix(const float* weights, Int rows, Int depth, const float* from, In
   // Packing costs a copy, which more rows pay for. Cells that stay in cache are packed in small pieces, which the rows then
   // find nearest; cells that come from memory in pieces long enough to be read at its full speed.
   constexpr Int some = 64, short_piece = 256;
-  const bool near = depth * pitch <= 4 * kFarCache;
+  const bool near = depth * pitch <= 4 * third_level();
   if (rows <= (near ? 7 : 12)) {
     std::vector<const float*> lines(depth);
     for (Int k = 0; k < depth; ++k) lines[k] = from + k * pitch;
@@ -109,43 +169,75 @@ inline void mix(const float* weights, Int rows, Int depth, const float* from, In
   }
 }
 
-// The two ways to mix the kernels of `count` pairs from `pair` on, for the columns [first, first + columns) of a cell:
-// to[pair][segment][column], segments `pitch` apart.
+// A block of a cell: output channels [first, first + width) and input channels [in, in + ins).
+struct Block {
+  Int first, width, in, ins;
+};
 
-// From cells: attention [pairs][segments][n] x cells [n][cell]. Mixtures are [channels][cell_in] like the cells; or, with
-// `turned` cells (see turn_cells), [cell_in][channels] for a block of kWide channels.
+// The same for a block of a cell, turned around: to[row][c][o] = sum over k of weights[row][k] * from(k)[o][c].
+template <class From>
+inline void mix_turned(const Layer& layer, const float* weights, Int rows, Int depth, const From& from, const Block& block,
+                       float* to, Int to_pitch, bool pack, Packed& packed) {
+  const Int start = block.first * layer.cell_in + block.in, size = block.width * block.ins;
+  if (!pack) {
+    const Int pitch = kLanes * layer.cell_in + kWide;  // `ins` is all of them
+    packed.scratch.resize(rows * pitch);
+    std::vector<const float*> lines(depth);
+    for (Int o = 0; o < block.width; o += kLanes) {
+      const Int channels = std::min(kLanes, block.width - o);
+      for (Int k = 0; k < depth; ++k) lines[k] = from(k) + start + o * layer.cell_in;
+      mix_streamed(weights, rows, lines, channels * layer.cell_in, packed.scratch.data(), pitch);
+      for (Int row = 0; row < rows; ++row)
+        transpose(packed.scratch.data() + row * pitch, layer.cell_in, channels, layer.cell_in, to + row * to_pitch + o,
+                  block.width);
+    }
+    return;
+  }
+  const Int pitch = depth * block.width;  // packed: [input channel][depth][width]
+  if (packed.from != from(0) + start || packed.columns != size) {
+    packed.numbers.resize(depth * size);
+    for (Int k = 0; k < depth; ++k)
+      transpose(from(k) + start, layer.cell_in, block.width, block.ins, packed.numbers.data() + k * block.width, pitch);
+    packed.from = from(0) + start;
+    packed.columns = size;
+  }
+  for (Int c = 0; c < block.ins; ++c)
+    for_panels(block.width, [&](Int o, Int width) {
+      const AlongRows product{depth, packed.numbers.data() + c * pitch + o, block.width};
+      for_row_tiles(rows, [&](Int row, Int tall) {
+        const auto lines = starts(tall, [&](Int r) { return weights + (row + r) * depth; });
+        const auto targets = starts(tall, [&](Int r) { return to + (row + r) * to_pitch + c * block.width + o; });
+        multiply_tile(product, tall, width, lines, targets, false);
+      });
+    });
+}
+
+// The two ways to mix the kernels of `count` pairs from `pair` on: either for the columns [first, first + columns) of a
+// cell, to[pair][segment][column], or for a block of it, turned around, to[pair][segment][c][o]. Segments are `pitch` apart.
+
+// From cells: attention [pairs][segments][n] x cells [n][cell].
 struct CellMixer {
   const Layer& layer;
   const float* attention;
   const float* cells;
-  bool turned = false;
 
   void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
-    const float* from = turned ? cells + first * layer.n : cells + first;
-    mix(attention + pair * layer.segments * layer.n, count * layer.segments, layer.n, from, turned ? columns : layer.cell(),
-        columns, to, pitch, packed);
+    mix(attention + pair * layer.segments * layer.n, count * layer.segments, layer.n, cells + first, layer.cell(), columns, to,
+        pitch, packed);
   }
+
+  void operator()(Int pair, Int count, const Block& block, float* to, Int pitch, Packed& packed) const {
+    mix_turned(layer, attention + pair * layer.segments * layer.n, count * layer.segments, layer.n,
+               [&](Int k) { return cells + k * layer.cell(); }, block, to, pitch, packs(), packed);
+  }
+
+  bool packs() const { return layer.pairs() * layer.segments > kFewRows; }
+  Int room() const { return second_level() / 2; }  // for kernels at a time: near, as packed cells are used again
 
   CellMixer from_sample(Int sample) const {
-    return {layer, attention + sample * layer.out_groups * layer.segments * layer.n, cells, turned};
+    return {layer, attention + sample * layer.out_groups * layer.segments * layer.n, cells};
   }
 };
-
-// Cells [n][cell_out][cell_in] -> [block of kWide output channels][n][cell_in][channels of the block].
-inline Tensor turn_cells(const Layer& layer, const Tensor& cells) {
-  Tensor turned = at::empty_like(cells);
-  const float* from = cells.const_data_ptr<float>();
-  float* to = turned.mutable_data_ptr<float>();
-  at::parallel_for(0, (layer.cell_out + kWide - 1) / kWide, 1, [&](Int begin, Int end) {
-    for (Int first = begin * kWide; first < std::min(end * kWide, layer.cell_out); first += kWide) {
-      const Int width = std::min(kWide, layer.cell_out - first), block = first * layer.cell_in;
-      for (Int j = 0; j < layer.n; ++j)
-        transpose(from + j * layer.cell() + block, layer.cell_in, width, layer.cell_in,
-                  to + block * layer.n + j * width * layer.cell_in, width);
-    }
-  });
-  return turned;
-}
 
 // From bases, of which every mixture has its own: scale [pairs][segments] * (hidden [batch][n] x basis [out_groups][segments]
 // [n][cell]). Units of the hidden vector that are 0 in all samples, as a ReLU leaves many, cost nothing.
@@ -154,41 +246,59 @@ struct BasisMixer {
   const float* hidden;
   const float* scale;
   const float* basis;
-  static constexpr bool turned = false;
 
   void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
+    for_groups(pair, count, to, pitch, [&](const float* weights, Int rows, const std::vector<Int>& active, const float* own,
+                                           float* target, Int row_pitch) {
+      const Int depth = static_cast<Int>(active.size());
+      if (depth == layer.n) {
+        mix(weights, rows, depth, own + first, layer.cell(), columns, target, row_pitch, packed);
+      } else {
+        std::vector<const float*> lines(depth);
+        for (Int k = 0; k < depth; ++k) lines[k] = own + active[k] * layer.cell() + first;
+        mix_streamed(weights, rows, lines, columns, target, row_pitch);
+      }
+    });
+  }
+
+  void operator()(Int pair, Int count, const Block& block, float* to, Int pitch, Packed& packed) const {
+    for_groups(pair, count, to, pitch, [&](const float* weights, Int rows, const std::vector<Int>& active, const float* own,
+                                           float* target, Int row_pitch) {
+      const Int depth = static_cast<Int>(active.size());
+      const auto from = [&](Int k) { return own + (depth == 0 ? 0 : active[k]) * layer.cell(); };
+      packed.from = nullptr;  // the same bases, but other units of them
+      mix_turned(layer, weights, rows, depth, from, block, target, row_pitch, packs(), packed);
+    });
+  }
+
+  bool packs() const { return layer.batch > kFewRows; }
+  Int room() const { return kBlock; }  // of as many samples as can be, as every run of them reads all bases
+
+  // Calls mix(weights, rows, units that are not 0, basis, to, pitch) for every output group and segment of these pairs: a row
+  // for every sample.
+  template <class Mix>
+  void for_groups(Int pair, Int count, float* to, Int pitch, const Mix& mix) const {
     for (Int group = 0; group < layer.out_groups; ++group) {
       const Int skipped = (group - pair % layer.out_groups + layer.out_groups) % layer.out_groups;
       const Int rows = (count - skipped + layer.out_groups - 1) / layer.out_groups;
       if (skipped >= count || rows <= 0) continue;
-      mix_group(pair + skipped, rows, group, first, columns, to + skipped * layer.segments * pitch, pitch, packed);
-    }
-  }
-
-  // Pairs of one output group: `rows` samples.
-  void mix_group(Int pair, Int rows, Int group, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
-    const Int sample = pair / layer.out_groups, row_pitch = layer.out_groups * layer.segments * pitch;
-    std::vector<Int> active;
-    for (Int k = 0; k < layer.n; ++k)
-      for (Int row = 0; row < rows; ++row)
-        if (hidden[(sample + row) * layer.n + k] != 0) {
-          active.push_back(k);
-          break;
-        }
-    const Int depth = static_cast<Int>(active.size());
-    std::vector<float> weights(rows * depth);
-    std::vector<const float*> lines(depth);
-    for (Int segment = 0; segment < layer.segments; ++segment) {
-      for (Int row = 0; row < rows; ++row)
-        for (Int k = 0; k < depth; ++k)
-          weights[row * depth + k] = hidden[(sample + row) * layer.n + active[k]] *
-                                     scale[(pair + row * layer.out_groups) * layer.segments + segment];
-      const float* own = basis + (group * layer.segments + segment) * layer.n * layer.cell() + first;
-      if (depth == layer.n) {
-        mix(weights.data(), rows, depth, own, layer.cell(), columns, to + segment * pitch, row_pitch, packed);
-      } else {
-        for (Int k = 0; k < depth; ++k) lines[k] = own + active[k] * layer.cell();
-        mix_streamed(weights.data(), rows, lines, columns, to + segment * pitch, row_pitch);
+      const Int first = pair + skipped, sample = first / layer.out_groups;
+      std::vector<Int> active;
+      for (Int k = 0; k < layer.n; ++k)
+        for (Int row = 0; row < rows; ++row)
+          if (hidden[(sample + row) * layer.n + k] != 0) {
+            active.push_back(k);
+            break;
+          }
+      const Int depth = static_cast<Int>(active.size());
+      std::vector<float> weights(rows * depth);
+      for (Int segment = 0; segment < layer.segments; ++segment) {
+        for (Int row = 0; row < rows; ++row)
+          for (Int k = 0; k < depth; ++k)
+            weights[row * depth + k] = hidden[(sample + row) * layer.n + active[k]] *
+                                       scale[(first + row * layer.out_groups) * layer.segments + segment];
+        mix(weights.data(), rows, active, basis + (group * layer.segments + segment) * layer.n * layer.cell(),
+            to + (skipped * layer.segments + segment) * pitch, layer.out_groups * layer.segments * pitch);
       }
     }
   }
@@ -224,7 +334,7 @@ inline Int row_pitch(Int channels) { return round_up(channels, kWide) + kWide; }
 // One sample [channels, places] (or [places, channels] with channels_last) -> rows, where row targets[place] holds the
 // channels of a place. Other rows, the padding, are left alone.
 inline void sample_to_rows(const float* x, bool channels_last, Int channels, const Int* targets, Int places, float* rows,
-                           Int pitch, std::vector<float>& turned) {
+                           Int pitch, Numbers& turned) {
   turned.resize(kWide * pitch);
   for (Int place = 0; place < places; place += kWide) {
     const Int count = std::min(kWide, places - place);

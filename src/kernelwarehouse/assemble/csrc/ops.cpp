@@ -17,6 +17,7 @@
 #include "forward.h"
 
 TORCH_LIBRARY(kernelwarehouse, library) {
+  library.def("lanes() -> int", [] { return kernelwarehouse::kLanes; });  // numbers in a vector
   library.def(
       "forward_taps(Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, Tensor places, "
       "Tensor shifts, bool channels_last) -> Tensor",

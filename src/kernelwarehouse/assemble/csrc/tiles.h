@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -12,90 +13,199 @@ namespace kernelwarehouse {
 
 using Int = int64_t;
 
-constexpr Int kLanes = 8;
+// The one place that knows the machine: numbers in a vector, and rows of a full tile, whose sums (two vectors for every row),
+// two loads and a broadcast fill the registers. KERNELWAREHOUSE_LANES overrules what the instruction set says: compilers
+// split vectors that are wider than the machine's, so that either width can be tested anywhere.
+#ifndef KERNELWAREHOUSE_LANES
+#ifdef __AVX512F__
+#define KERNELWAREHOUSE_LANES 16
+#else
+#define KERNELWAREHOUSE_LANES 8
+#endif
+#endif
+constexpr Int kLanes = KERNELWAREHOUSE_LANES;
+static_assert(kLanes == 8 || kLanes == 16, "KERNELWAREHOUSE_LANES is 8 or 16");
+// 32 registers of 512 bits, where more rows would need more pointers than there are; or 16 of 256 bits, or 32 of 128 bits
+// in pairs.
+constexpr Int kTall = kLanes == 16 ? 12 : 6;
+constexpr Int kShort = 6;          // rows of the largest tile at the end of what is no multiple of kTall
 constexpr Int kWide = 2 * kLanes;  // columns of a full tile
-constexpr Int kTall = 6;           // rows of a full tile: 12 sums, 2 loads and a broadcast fill 16 registers
+constexpr Int kLine = 16;          // numbers of a cache line
+constexpr Int kGrain = 8;          // channels of cells are multiples of this; a vector of it ends what is none of kLanes
 
-typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+template <int L>
+struct VectorOf {
+  typedef float Numbers __attribute__((vector_size(L * sizeof(float)), aligned(4), may_alias));
+  typedef int32_t Mask __attribute__((vector_size(L * sizeof(int32_t))));
+};
+template <int L>
+using Vector = typename VectorOf<L>::Numbers;
+using Lanes = Vector<kLanes>;
+using Mask = VectorOf<kLanes>::Mask;
 
-typedef int32_t Mask __attribute__((vector_size(kLanes * sizeof(int32_t))));
-
-inline Lanes load(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
-inline void store(float* to, Lanes value) { *reinterpret_cast<Lanes*>(to) = value; }
-inline void add(float* to, Lanes value) { store(to, load(to) + value); }
+template <int L = kLanes>
+inline Vector<L> load(const float* from) {
+  return *reinterpret_cast<const Vector<L>*>(from);
+}
+template <class V>
+inline void store(float* to, V value) {
+  *reinterpret_cast<Vector<sizeof(V) / sizeof(float)>*>(to) = value;
+}
+// The first numbers of a vector.
+template <class V>
+inline void store_some(float* to, V value, Int count) {
+  if (count >= static_cast<Int>(sizeof(V) / sizeof(float)))
+    store(to, value);
+  else
+    for (Int lane = 0; lane < count; ++lane) to[lane] = value[lane];
+}
 
 inline Int round_up(Int value, Int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Both tiles compute sums[r][v] = sum over k of A(r, k) * B(k, v), for R rows and V vectors of columns, and hand every
-// vector to finish(r, v, sum).
+// Loops over a tile must be unrolled whole, for its sums to stay in registers; GCC gives up on large ones.
+#ifdef __clang__
+#define KERNELWAREHOUSE_UNROLL _Pragma("unroll")
+#else
+#define KERNELWAREHOUSE_UNROLL _Pragma("GCC unroll 16")
+#endif
 
-// A(r, k) lies contiguous in k. The sum runs over segments; the rows a[r] are read from a[r] + step[segment], while b
-// goes on from where the last segment ended, after a gap.
-template <int R, int V, class Finish>
-inline void tile_along_rows(const float* const* a, const Int* step, Int segments, Int depth, const float* b, Int pitch,
-                            const Finish& finish, Int gap = 0) {
-  Lanes sums[R][V] = {};
-  for (Int segment = 0; segment < segments; ++segment, b += gap) {
-    const float* rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = a[r] + step[segment];
-    for (Int k = 0; k < depth; ++k, b += pitch) {
-      Lanes column[V];
-      for (int v = 0; v < V; ++v) column[v] = load(b + v * kLanes);
-      for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) sums[r][v] += rows[r][k] * column[v];
+// Where each row of a tile starts.
+using Sources = std::array<const float*, kTall>;
+using Targets = std::array<float*, kTall>;
+
+template <class Place>
+inline auto starts(Int rows, const Place& place) {
+  std::array<decltype(place(0)), kTall> found;
+  for (Int r = 0; r < rows; ++r) found[r] = place(r);
+  return found;
+}
+
+// A tile is the product of R rows of A and a panel of B, V vectors of L columns. Its rows are stored at to[r], or added to
+// what is there. There is one function for every shape of a tile, shared by all products: they are most of what is compiled.
+template <int R, int V, int L>
+struct Tile {
+  Vector<L> sums[R][V];
+
+  Tile() {
+    KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
+      KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) sums[r][v] = Vector<L>{};
+  }
+
+  // number(r) is one of A's column, row one of B's.
+  template <class Number>
+  void multiply(const Number& number, const float* row) {
+    Vector<L> columns[V];
+    KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) columns[v] = load<L>(row + v * L);
+    KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
+      KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) sums[r][v] += number(r) * columns[v];
+  }
+
+  // What sums are added to comes nearer while they grow.
+  static void prefetch(const Targets& to) {
+    KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
+      for (int c = 0; c < V * L; c += kLine) __builtin_prefetch(to[r] + c, 1);
+  }
+
+  void write(const Targets& to, bool add) const {
+    if (add)
+      KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
+        KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) store(to[r] + v * L, load<L>(to[r] + v * L) + sums[r][v]);
+    else
+      KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
+        KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) store(to[r] + v * L, sums[r][v]);
+  }
+};
+
+// A's rows lie contiguous, from a[r] + steps[segment] on for each of the segments that the sum runs over; B's rows are
+// `pitch` apart, with a gap after each segment.
+struct AlongRows {
+  Int depth;
+  const float* b;
+  Int pitch;
+  Int gap = 0;
+  Int segments = 1;
+  const Int* steps = &kNoStep;
+  static constexpr Int kNoStep = 0;
+
+  template <int R, int V, int L>
+  __attribute__((noinline)) void multiply(const Sources& a, const Targets& to, bool add) const {
+    Tile<R, V, L> tile;
+    const float* row = b;
+    for (Int segment = 0; segment < segments; ++segment, row += gap) {
+      const float* rows[R];
+      KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) rows[r] = a[r] + steps[segment];
+      for (Int k = 0; k < depth; ++k, row += pitch) tile.multiply([&](int r) { return rows[r][k]; }, row);
     }
+    tile.write(to, add);
   }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) finish(r, v, sums[r][v]);
+};
+
+// A's columns lie contiguous, as pack_columns leaves them; row k of B is at b + places[k].
+struct AcrossRows {
+  Int depth;
+  const float* b;
+  const Int* places;
+
+  template <int R, int V, int L>
+  __attribute__((noinline)) void multiply(const float* a, const Targets& to, bool add) const {
+    Tile<R, V, L> tile;
+    if (add) tile.prefetch(to);
+    for (Int k = 0; k < depth; ++k, a += R) tile.multiply([&](int r) { return a[r]; }, b + places[k]);
+    tile.write(to, add);
+  }
+};
+
+// One tile: rows as for_row_tiles gives them, columns as for_panels does.
+template <class Product, class A>
+inline void multiply_tile(const Product& product, Int rows, Int columns, const A& a, const Targets& to, bool add) {
+  const auto multiply = [&](auto tall) {
+    if (columns == kWide)
+      product.template multiply<tall, 2, kLanes>(a, to, add);
+    else if (columns == kLanes)
+      product.template multiply<tall, 1, kLanes>(a, to, add);
+    else
+      product.template multiply<tall, 1, kGrain>(a, to, add);
+  };
+  if (rows == kTall) return multiply(std::integral_constant<int, kTall>());
+  switch (rows) {
+    case kShort: return multiply(std::integral_constant<int, kShort>());
+    case 5: return multiply(std::integral_constant<int, 5>());
+    case 4: return multiply(std::integral_constant<int, 4>());
+    case 3: return multiply(std::integral_constant<int, 3>());
+    case 2: return multiply(std::integral_constant<int, 2>());
+    default: return multiply(std::integral_constant<int, 1>());
+  }
 }
 
-// A(r, k) lies contiguous in r, from a(k) on; row k of B is at b(k).
-template <int R, int V, class PlaceA, class PlaceB, class Finish>
-inline void tile_across_rows(const PlaceA& a, Int depth, const PlaceB& b, const Finish& finish) {
-  Lanes sums[R][V] = {};
-  for (Int k = 0; k < depth; ++k) {
-    const float *column_of_a = a(k), *row = b(k);
-    Lanes column[V];
-    for (int v = 0; v < V; ++v) column[v] = load(row + v * kLanes);
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) sums[r][v] += column_of_a[r] * column[v];
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) finish(r, v, sums[r][v]);
-}
-
-// Calls body(first row, constant number of rows) for tiles that cover `rows`, as even as can be at the end.
+// Calls body(first row, rows) for tiles that cover `rows`: as many full ones as leave no rest of a few, which is as slow as a
+// full one, and the rest as even as can be.
 template <class Body>
 inline void for_row_tiles(Int rows, const Body& body) {
-  for (Int first = 0; first < rows;) {
-    const Int left = rows - first;
-    const Int tall = left >= 2 * kTall || left == kTall ? kTall : left > kTall ? (left + 1) / 2 : left;
-    switch (tall) {
-      case 6: body(first, std::integral_constant<int, 6>()); break;
-      case 5: body(first, std::integral_constant<int, 5>()); break;
-      case 4: body(first, std::integral_constant<int, 4>()); break;
-      case 3: body(first, std::integral_constant<int, 3>()); break;
-      case 2: body(first, std::integral_constant<int, 2>()); break;
-      default: body(first, std::integral_constant<int, 1>());
-    }
+  constexpr Int few = 3;
+  Int first = 0;
+  for (; rows - first > kTall + few || rows - first == kTall; first += kTall) body(first, kTall);
+  for (Int tiles = (rows - first + kShort - 1) / kShort; tiles > 0; --tiles) {
+    const Int tall = (rows - first + tiles - 1) / tiles;
+    body(first, tall);
     first += tall;
   }
 }
 
-// Calls body(first column, constant number of vectors) for panels that cover `columns`, a multiple of kLanes.
+// Calls body(first column, columns) for panels that cover `columns`, a multiple of kGrain.
 template <class Body>
 inline void for_panels(Int columns, const Body& body) {
   Int first = 0;
-  for (; first + kWide <= columns; first += kWide) body(first, std::integral_constant<int, 2>());
-  if (first < columns) body(first, std::integral_constant<int, 1>());
+  for (; first + kWide <= columns; first += kWide) body(first, kWide);
+  for (const Int width : {kLanes, kGrain})
+    for (; first + width <= columns; first += width) body(first, width);
 }
 
 // to[c][r] = from[r][c] for eight rows.
 inline void transpose_eight(const float* from, Int from_pitch, Int columns, float* to, Int to_pitch) {
   Int c = 0;
-  for (; c + kLanes <= columns; c += kLanes) {
-    Lanes t[8], u[8];
-    for (int r = 0; r < 8; ++r) t[r] = load(from + r * from_pitch + c);
+  for (; c + 8 <= columns; c += 8) {
+    Vector<8> t[8], u[8];
+    for (int r = 0; r < 8; ++r) t[r] = load<8>(from + r * from_pitch + c);
     for (int r = 0; r < 8; r += 2) {
       u[r] = __builtin_shufflevector(t[r], t[r + 1], 0, 8, 2, 10, 4, 12, 6, 14);
       u[r + 1] = __builtin_shufflevector(t[r], t[r + 1], 1, 9, 3, 11, 5, 13, 7, 15);
@@ -115,45 +225,50 @@ inline void transpose_eight(const float* from, Int from_pitch, Int columns, floa
     for (int r = 0; r < 8; ++r) to[c * to_pitch + r] = from[r * from_pitch + c];
 }
 
-// to[c][r] = from[r][c] for any number of rows.
+// to[c][r] = from[r][c] for any number of rows. Some columns at a time, so that what they become is written while it is near.
 inline void transpose(const float* from, Int from_pitch, Int rows, Int columns, float* to, Int to_pitch) {
-  Int r = 0;
-  for (; r + 8 <= rows; r += 8) transpose_eight(from + r * from_pitch, from_pitch, columns, to + r, to_pitch);
-  for (; r < rows; ++r)
-    for (Int c = 0; c < columns; ++c) to[c * to_pitch + r] = from[r * from_pitch + c];
+  constexpr Int together = 64;
+  for (; columns > 0; columns -= together, from += together, to += together * to_pitch) {
+    const Int count = std::min(together, columns);
+    Int r = 0;
+    for (; r + 8 <= rows; r += 8) transpose_eight(from + r * from_pitch, from_pitch, count, to + r, to_pitch);
+    for (; r < rows; ++r)
+      for (Int c = 0; c < count; ++c) to[c * to_pitch + r] = from[r * from_pitch + c];
+  }
 }
 
-// Columns [0, columns) of `depth` rows -> panels [panel][depth][16 or 8], which tiles read from front to end. Rows are far
-// away from each other, and reading along them is what memory is good at; eight at a time, as many as a cache holds whose
-// places all coincide, make for longer writes.
+// Columns [0, columns) of `depth` rows -> panels [panel][depth][its columns], which tiles read from front to end. Rows are
+// far away from each other, and reading along them is what memory is good at; eight at a time, as many as a cache holds
+// whose places all coincide, make for longer writes.
 inline void pack_panels(const float* from, Int pitch, Int depth, Int columns, float* packed) {
   constexpr Int together = 8;
-  Int k = 0;
-  const auto pack = [&](auto rows) {
-    for_panels(columns, [&](Int column, auto vectors) {
-      float* to = packed + column * depth + k * vectors * kLanes;
-      for (int r = 0; r < rows; ++r)
-        for (int v = 0; v < vectors; ++v)
-          store(to + (r * vectors + v) * kLanes, load(from + (k + r) * pitch + column + v * kLanes));
+  for (Int k = 0; k < depth; k += together)
+    for_panels(columns, [&](Int column, Int width) {
+      const Int end = std::min(depth, k + together);
+      float* to = packed + column * depth + k * width;
+      for (Int row = k; row < end; ++row, to += width)
+        for (Int c = 0; c < width; c += kGrain) store(to + c, load<kGrain>(from + row * pitch + column + c));
     });
-    k += rows;
-  };
-  while (k + together <= depth) pack(std::integral_constant<int, together>());
-  while (k < depth) pack(std::integral_constant<int, 1>());
+}
+
+// A's columns [0, columns) of `depth` rows -> the tiles of for_row_tiles, [tile][depth][its rows], for AcrossRows.
+inline void pack_columns(const float* from, Int pitch, Int step, Int depth, Int columns, float* packed) {
+  for_row_tiles(columns, [&](Int first, Int tall) {
+    float* to = packed + first * depth;
+    for (Int k = 0; k < depth; ++k)
+      for (Int r = 0; r < tall; ++r) *to++ = from[k * pitch + (first + r) * step];
+  });
 }
 
 // to[row][column] = sum over k of a[row][k] * packed[panel][k][column].
 inline void multiply_packed(const float* a, Int a_pitch, Int rows, Int depth, const float* packed, Int columns, float* to,
                             Int to_pitch) {
-  const Int no_step = 0;
-  for_panels(columns, [&](Int column, auto vectors) {
-    for_row_tiles(rows, [&](Int first, auto tall) {
-      const float* lines[tall];
-      for (int r = 0; r < tall; ++r) lines[r] = a + (first + r) * a_pitch;
-      tile_along_rows<tall, vectors>(lines, &no_step, 1, depth, packed + column * depth, vectors * kLanes,
-                                     [&](int r, int v, Lanes sum) {
-                                       store(to + (first + r) * to_pitch + column + v * kLanes, sum);
-                                     });
+  for_panels(columns, [&](Int column, Int width) {
+    const AlongRows product{depth, packed + column * depth, width};
+    for_row_tiles(rows, [&](Int first, Int tall) {
+      const auto lines = starts(tall, [&](Int r) { return a + (first + r) * a_pitch; });
+      const auto targets = starts(tall, [&](Int r) { return to + (first + r) * to_pitch + column; });
+      multiply_tile(product, tall, width, lines, targets, false);
     });
   });
 }

@@ -1,0 +1,179 @@
+"""The compiled operators, called as they are, compute what the plain definition computes; at every width of vectors.
+
+Cells of 8, 16, 24 and 40 channels end in tiles of every kind: full ones, one vector of each width, a few rows.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from compiled_kernels import COMPILED
+
+pytestmark = pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels")
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A layer of `groups` out x in cells of `cell` channels, of which there are n."""
+
+    cell: tuple[int, int]
+    n: int
+    batch: int = 2
+    groups: tuple[int, int] = (1, 1)
+    kernel: int = 3
+    stride: int = 1
+    dilation: int = 1
+    padding: int = 1
+    space: tuple[int, int] = (5, 6)
+
+    @property
+    def segments(self) -> int:
+        return self.kernel**2 * self.groups[1]
+
+    def mixing(self) -> tuple[Tensor, Tensor]:
+        """Attentions and cells, as the operators want them."""
+        return _random(self.batch, self.groups[0], self.segments, self.n), _random(self.n, *self.cell)
+
+    def x(self) -> Tensor:
+        return _random(self.batch, self.groups[1] * self.cell[1], *self.space)
+
+    def tables(self) -> tuple[Tensor, int, Tensor, Tensor]:
+        """Targets, padded places, places and shifts (see csrc/ops.cpp)."""
+        height, width = (size + 2 * self.padding for size in self.space)
+        grid = torch.arange(height * width).view(height, width)
+        reach = self.dilation * (self.kernel - 1)
+        inside = grid[self.padding : height - self.padding, self.padding : width - self.padding]
+        starts = grid[: height - reach : self.stride, : width - reach : self.stride]
+        shifts = grid[: reach + 1 : self.dilation, : reach + 1 : self.dilation]
+        return inside.flatten(), grid.numel(), starts.flatten(), shifts.flatten()
+
+    def plain(self, x: Tensor, kernels: Tensor) -> Tensor:
+        """Outputs for kernels `[batch, out groups, segments, cell out, cell in]`."""
+        (out_groups, in_groups), (cell_out, cell_in) = self.groups, self.cell
+        parts = kernels.view(self.batch, out_groups, self.kernel, self.kernel, in_groups, cell_out, cell_in)
+        whole = parts.permute(0, 1, 5, 4, 6, 2, 3).reshape(
+            self.batch, out_groups * cell_out, in_groups * cell_in, self.kernel, self.kernel
+        )
+        options = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+        return torch.stack([F.conv2d(sample, kernel, **options) for sample, kernel in zip(x, whole, strict=True)])
+
+
+SHAPES = [
+    Shape((8, 8), 1),
+    Shape((16, 8), 3, batch=1),
+    Shape((24, 16), 7, groups=(2, 1), stride=2),
+    Shape((40, 24), 20, groups=(1, 2), dilation=2, padding=2),
+    Shape((8, 40), 33, batch=5, groups=(2, 2), padding=0),
+    Shape((64, 32), 18, batch=17, space=(7, 7)),
+    Shape((16, 16), 9, batch=3, stride=3, padding=2, space=(9, 4)),
+    Shape((32, 48), 5, batch=4, kernel=2, padding=0),
+    Shape((48, 256), 40, batch=3, space=(4, 4)),  # cells that are mixed for some of the input channels at a time
+    Shape((24, 24), 11, batch=1, kernel=1, padding=0, space=(7, 7)),
+    Shape((40, 8), 4, batch=9, kernel=1, padding=0, groups=(2, 3), space=(4, 4)),
+    Shape((16, 40), 25, batch=19, kernel=1, padding=0, groups=(1, 2), space=(1, 1)),
+    Shape((128, 64), 30, batch=2, kernel=1, padding=0, space=(9, 9)),
+]
+POINTWISE = [shape for shape in SHAPES if shape.kernel == 1]
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape)
+
+
+def _ops() -> Any:
+    return torch.ops.kernelwarehouse
+
+
+def _assert_close(got: Tensor, exact: Tensor) -> None:
+    assert got.shape == exact.shape
+    assert (got.double() - exact).abs().max().item() <= 1e-5 * exact.abs().max().item()
+
+
+def _doubles(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.double().requires_grad_() for tensor in tensors]
+
+
+def _mixed(attention: Tensor, cells: Tensor) -> Tensor:
+    return torch.einsum("bgsn,noc->bgsoc", attention, cells)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_outputs(shape: Shape, channels_last: bool) -> None:
+    x, (attention, cells) = shape.x(), shape.mixing()
+    exact = shape.plain(x.double(), _mixed(attention.double(), cells.double())).flatten(2)
+    given = x.flatten(2).transpose(1, 2).contiguous() if channels_last else x.flatten(2)
+    got = _ops().forward_taps(given, attention, cells, *shape.tables(), channels_last)
+    _assert_close(got.transpose(1, 2) if channels_last else got, exact)
+
+
+@pytest.mark.parametrize("wants_input", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients(shape: Shape, wants_input: bool) -> None:
+    x, (attention, cells) = shape.x(), shape.mixing()
+    leaves = _doubles(x, attention, cells)
+    out = shape.plain(leaves[0], _mixed(*leaves[1:]))
+    grad = _random(*out.shape)
+    exact = torch.autograd.grad(out, leaves, grad.double())
+    got = _ops().backward_taps(
+        grad.flatten(2), x.flatten(2), attention, cells, *shape.tables(), shape.stride == 1, wants_input
+    )
+    if wants_input:
+        _assert_close(got[0].view(x.shape), exact[0])
+    _assert_close(got[1], exact[1])
+    _assert_close(got[2], exact[2])
+
+
+@pytest.mark.parametrize("shape", POINTWISE, ids=str)
+def test_outputs_of_one_kernel_position(shape: Shape) -> None:
+    x, (attention, cells) = shape.x(), shape.mixing()
+    exact = shape.plain(x.double(), _mixed(attention.double(), cells.double()))
+    _assert_close(_ops().forward_pointwise(x, attention, cells), exact)
+
+
+@pytest.mark.parametrize("active", [0, 1, 0.5])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_outputs_from_bases(shape: Shape, active: float) -> None:
+    """Of the hidden vector all, some or no units are other than 0."""
+    x, n = shape.x(), min(shape.n, 12)
+    basis = _random(shape.groups[0], shape.segments, n, *shape.cell)
+    hidden = _random(shape.batch, n) * (torch.rand(n) < active)
+    scale = _random(shape.batch, shape.groups[0], shape.segments)
+    kernels = torch.einsum("bn,bgs,gsnoc->bgsoc", hidden.double(), scale.double(), basis.double())
+    exact = shape.plain(x.double(), kernels)
+    for channels_last in (False, True):
+        given = x.flatten(2).transpose(1, 2).contiguous() if channels_last else x.flatten(2)
+        got = _ops().forward_taps_basis(given, hidden, scale, basis, *shape.tables(), channels_last)
+        _assert_close(got.transpose(1, 2) if channels_last else got, exact.flatten(2))
+    if shape.kernel == 1:
+        _assert_close(_ops().forward_pointwise_basis(x, hidden, scale, basis), exact)
+
+
+def test_width_is_what_the_environment_asks_for() -> None:
+    assert str(_ops().lanes()) in {os.environ.get("KERNELWAREHOUSE_LANES", width) for width in ("8", "16")}
+
+
+@pytest.mark.skipif("KERNELWAREHOUSE_LANES" in os.environ, reason="the other width is what is tested")
+def test_other_width() -> None:
+    """What this machine would not choose is compiled and tested as well: everything here, and random layers."""
+    other = {8: "16", 16: "8"}[_ops().lanes()]
+    tests = [str(HERE / "test_kernels.py"), str(HERE / "test_strategies.py"), "-k", "kernels or native or depthwise"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *tests],
+        env={**os.environ, "KERNELWAREHOUSE_LANES": other},
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
