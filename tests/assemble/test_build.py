@@ -53,7 +53,7 @@ def test_each_width_is_a_library_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     stems = set()
     for width in ("", "8", "16"):
         monkeypatch.setenv("KERNELWAREHOUSE_LANES", width)
-        stems.add(build._fingerprint())
+        stems.add(build.fingerprint())
     assert len(stems) == 3
 
 
