@@ -44,7 +44,7 @@ def _cut(monkeypatch: pytest.MonkeyPatch, blocks: Blocks) -> None:
 
 def evaluate_factored(x: Tensor, coefficients: Tensor, factors: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     way = STRATEGIES["hidden"]
-    return Recomputed.apply(way, way, geometry, x, coefficients, factors, cells)
+    return Recomputed.apply(way, way, geometry, None, x, coefficients, factors, cells)
 
 
 def _product(coefficients: Tensor, factors: Tensor) -> Tensor:
