@@ -85,7 +85,7 @@ class WarehouseLayer(nn.Module):
     def _evaluate(self, x: Tensor, seen: Tensor) -> Tensor:
         """`x` as `Geometry` wants it; `seen` is what the attention looks at."""
         require_computable(x.device, x.dtype)
-        out, route = evaluate_layer(x, seen, self.attention, self.warehouse.cells, self.geometry, self.prepared)
+        out, route = evaluate_layer(x, seen, self.attention, self.warehouse, self.geometry, self.prepared)
         if not torch.compiler.is_compiling():
             self.__dict__["route"] = route  # a module's own way to set an attribute takes longer than a small product
         return out

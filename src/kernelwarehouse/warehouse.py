@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
 
 from kernelwarehouse.partition import Partition
 
@@ -15,6 +17,28 @@ Initializer = Callable[[Tensor], object]
 
 kaiming_normal: Initializer = partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu")
 """How static convolutions start, fan_out of the whole kernel."""
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """Cells in another type, and what tells whether they are still those of the warehouse."""
+
+    values: TensorWeakRef
+    held: Tensor | None  # the same, where nothing else keeps it alive
+    dtype: torch.dtype
+    source: tuple[int, int, int]
+    users: set[int]
+
+    def usable(self, dtype: torch.dtype, source: tuple[int, int, int], user: int) -> Tensor | None:
+        """The values, where they are what is asked for and this user has not had them before."""
+        if self.dtype != dtype or self.source != source or user in self.users:
+            return None
+        return self.values()
+
+
+def _identity(cells: Tensor) -> tuple[int, int, int]:
+    """The tensor, its memory, and how often it has been changed in place (-1: that is not counted)."""
+    return id(cells), cells.untyped_storage()._cdata, -1 if cells.is_inference() else cells._version
 
 
 class Warehouse(nn.Module):
@@ -41,6 +65,28 @@ class Warehouse(nn.Module):
         self.cells = nn.Parameter(torch.empty(cells, *cell_shape, device=device, dtype=dtype))
         self._saved_as = ""
         self._loaded_by: list[str] | None = None
+        self._cast: _Cast | None = None
+
+    def cells_as(self, dtype: torch.dtype, user: object) -> Tensor:
+        """The values of the cells in another type, without their history: cast once for all layers of a forward pass.
+
+        They are kept as long as a graph needs them for backward; without gradients, until the next pass. Each user is
+        given them once: who asks again is in another pass, before which the cells may have been changed in ways that
+        torch does not count (fused optimisers, `parameter.data`), and gets new ones.
+        """
+        cells = self.cells
+        if cells.dtype == dtype:
+            return cells.detach()
+        source, known = _identity(cells), self._cast
+        values = None if known is None else known.usable(dtype, source, id(user))
+        if known is not None and values is not None:
+            known.users.add(id(user))
+            return values
+        with torch.inference_mode(False), torch.no_grad():
+            values = cells.to(dtype)
+        held = None if torch.is_grad_enabled() else values
+        self.__dict__["_cast"] = _Cast(TensorWeakRef(values), held, dtype, source, {id(user)})
+        return values
 
     def extra_repr(self) -> str:
         count, *shape = self.cells.shape
@@ -48,6 +94,7 @@ class Warehouse(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # `model.to(memory_format=torch.channels_last)` means images; it must not take the cells for any.
+        self._cast = None
         return super()._apply(lambda tensor: fn(tensor.flatten(1)).view(tensor.shape), recurse)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -75,7 +122,7 @@ class Warehouse(nn.Module):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_loaded_by": None}
+        return {**super().__getstate__(), "_loaded_by": None, "_cast": None}
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

@@ -1,5 +1,10 @@
-"""Random layers with inputs, and the comparison of a strategy with the plain definition."""
+"""Random layers with inputs, and the comparison of a strategy with the plain definition.
 
+The environment variable `KW_TEST_DEVICE` says where strategies are tested, `cuda` for example; the definition that they
+are compared with is computed in float64 on the CPU.
+"""
+
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -8,10 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import COMPILED
-from kernelwarehouse.assemble import Geometry, force
+from kernelwarehouse.assemble import STRATEGIES, Geometry, force
 from kernelwarehouse.assemble.dispatch import evaluate
 from kernelwarehouse.errors import StrategyError
 from kernelwarehouse.partition import Partition
+
+DEVICE = torch.device(os.environ.get("KW_TEST_DEVICE", "cpu"))
+# The tolerances are those of float32.
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 @dataclass(frozen=True)
@@ -33,20 +42,21 @@ class Case:
             (self.cells, *partition.cell_shape),
         )
         x, attention, cells = (
-            torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes
+            torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype) for shape in shapes
         )
         return x, attention, cells
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, native: bool = False) -> Case:
+def cases(draw: st.DrawFn, *, native: bool = False, groups: bool = True) -> Case:
     """Layers of every kind; with `native`, those that the compiled kernels take."""
     axes = draw(st.sampled_from([1, 2, 2, 2, 3]) if native else st.sampled_from([0, 1, 2, 2, 2, 3]))
     cell_out = draw(st.sampled_from([8, 16, 24, 40] if native else [1, 2, 3]))
     cell_in = draw(st.sampled_from([8, 16, 24] if native else [1, 2, 3]))
     out_groups, in_groups = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    groups = 1 if native or axes == 0 else draw(st.sampled_from([1, 1, 2, 3]))
-    out = cell_out * out_groups * groups
+    several = groups and not native and axes > 0
+    conv_groups = draw(st.sampled_from([1, 1, 2, 3])) if several else 1
+    out = cell_out * out_groups * conv_groups
     kernel = [draw(st.integers(1, 3)) for _ in range(axes)]
     whole = not native and draw(st.booleans())
     partition = Partition((out, cell_in * in_groups, *kernel), (cell_out, cell_in, *(kernel if whole else [1] * axes)))
@@ -57,7 +67,7 @@ def cases(draw: st.DrawFn, *, native: bool = False) -> Case:
     space = tuple(draw(st.integers(max(1, r - 2 * p), r + 4)) for r, p in zip(reach, padding, strict=True))
     if axes == 0:
         space = (draw(st.integers(1, 5)),)
-    geometry = Geometry(partition, stride, padding, dilation, groups)
+    geometry = Geometry(partition, stride, padding, dilation, conv_groups)
     return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
 
 
@@ -85,6 +95,27 @@ def depthwise_cases(draw: st.DrawFn) -> Case:
     return Case(geometry, draw(st.integers(1, 3)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
 
 
+CASES: dict[str, st.SearchStrategy[Case]] = {
+    "plain": cases(),
+    "grouped": cases(),
+    "matmul": cases(),
+    "windows": cases(groups=False),
+    "pointwise": pointwise_cases(),
+    "native": cases(native=True),
+    "depthwise": depthwise_cases(),
+}
+"""Name of a strategy that mixes with attentions -> layers that it can evaluate."""
+
+NEEDS_COMPILER = ("native", "depthwise")
+EVERYWHERE = [name for name in CASES if name not in NEEDS_COMPILER]
+"""Strategies for every device and type."""
+
+
+def evaluators(x: Tensor, geometry: Geometry) -> list[str]:
+    """Strategies that can evaluate a layer from attentions, the definition aside."""
+    return [name for name in CASES if name != "plain" and STRATEGIES[name].obstacle(x, geometry) is None]
+
+
 def gradients(
     way: str, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -92,25 +123,42 @@ def gradients(
     leaves = [tensor.detach().requires_grad_() for tensor in (x, attention, cells)]
     with force(way):
         out = evaluate(*leaves, geometry)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out)
     return out.detach(), torch.autograd.grad(out, leaves, weight)
+
+
+def exact_gradients(
+    x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The same by the plain definition, in float64 on the CPU."""
+    return gradients("plain", x.cpu().double(), attention.cpu().double(), cells.cpu().double(), geometry)
+
+
+def errors(found: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> list[float]:
+    """Of every tensor, relative to its length."""
+    return [
+        ((got.cpu().double() - expected).norm() / expected.norm()).item()
+        for got, expected in zip(found, exact, strict=True)
+    ]
 
 
 def assert_same(way: str, case: Case, dtype: torch.dtype, tolerance: float) -> None:
     """A strategy agrees with the plain definition in float64, in output and in all gradients; one that needs compiled
     kernels is refused where there are none."""
     x, attention, cells = case.tensors(dtype)
-    if way in ("native", "depthwise") and not COMPILED:
+    if way in NEEDS_COMPILER and DEVICE.type != "cpu":
+        pytest.skip(f"{way} is for the CPU")
+    if way in NEEDS_COMPILER and not COMPILED:
         with pytest.raises(StrategyError, match="could not be built"):
             gradients(way, x, attention, cells, case.geometry)
         return
     with torch.no_grad(), force(way):
         inferred = evaluate(x, attention, cells, case.geometry)
     out, grads = gradients(way, x, attention, cells, case.geometry)
-    exact_out, exact_grads = gradients("plain", x.double(), attention.double(), cells.double(), case.geometry)
+    exact_out, exact_grads = exact_gradients(x, attention, cells, case.geometry)
     torch.testing.assert_close(inferred, out, rtol=0, atol=0)
     for got, exact in zip((out, *grads), (exact_out, *exact_grads), strict=True):
         assert got.shape == exact.shape
         assert got.dtype == dtype
         scale = exact.abs().max().item() or 1.0
-        assert (got.double() - exact).abs().max().item() <= tolerance * scale
+        assert (got.cpu().double() - exact).abs().max().item() <= tolerance * scale

@@ -2,11 +2,12 @@
 
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from layer_cases import gradients
+from layer_cases import DEVICE, EVERYWHERE, evaluators, exact_gradients, gradients
 from torch import Tensor, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -18,8 +19,9 @@ from kernelwarehouse.errors import ShapeError, StrategyError
 from kernelwarehouse.layers import Conv2d
 from kernelwarehouse.partition import Partition
 
-WAYS = ["grouped", "matmul", *(["native"] if COMPILED else [])]
 SQUARE = Geometry(Partition((16, 8, 3, 3), (8, 8, 1, 1)), (1, 1), (1, 1), (1, 1))
+WAYS = evaluators(torch.zeros(1, 8, 6, 5, device=DEVICE), SQUARE)
+PURE = [way for way in WAYS if way in EVERYWHERE]
 
 
 def _tensors(
@@ -32,19 +34,24 @@ def _tensors(
         (batch, partition.mixtures, cells),
         (cells, *partition.cell_shape),
     )
-    x, attention, stored = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
+    x, attention, stored = (torch.randn(shape, generator=generator, dtype=dtype).to(DEVICE) for shape in shapes)
     return x, attention, stored
 
 
 def _close(got: Tensor, expected: Tensor, tolerance: float) -> None:
     assert got.shape == expected.shape
-    assert (got.double() - expected.double()).abs().max() <= tolerance * expected.abs().max()
+    got, expected = got.cpu().double(), expected.cpu().double()
+    assert (got - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-@pytest.mark.parametrize("way", ["plain", "grouped", "matmul"])
+@pytest.mark.parametrize("way", EVERYWHERE)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_gradcheck(way: str, stride: int) -> None:
     geometry = Geometry(Partition((4, 2, 2, 2), (2, 1, 1, 1)), (stride, 1), (1, 0), (1, 2), groups=2)
+    if way == "windows":
+        geometry = replace(geometry, groups=1)
+    if way == "pointwise":
+        geometry = Geometry(Partition((4, 2, 1, 1), (2, 1, 1, 1)), (stride, 1), (0, 0), (1, 1))
     inputs = [tensor.requires_grad_() for tensor in _tensors(2, torch.float64, geometry, cells=3)]
     with force(way):
         assert torch.autograd.gradcheck(lambda *args: evaluate(*args, geometry), inputs)
@@ -53,8 +60,8 @@ def test_gradcheck(way: str, stride: int) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_channels_last_and_strided_inputs(way: str) -> None:
     x, attention, cells = _tensors()
-    expected_out, expected = gradients("plain", x.double(), attention.double(), cells.double(), SQUARE)
-    wide = torch.randn(6, 8, 6, 10)
+    expected_out, expected = exact_gradients(x, attention, cells, SQUARE)
+    wide = torch.randn(6, 8, 6, 10, device=DEVICE)
     wide[::2, :, :, ::2] = x
     for odd in (x.to(memory_format=torch.channels_last), wide[::2, :, :, ::2]):
         assert not odd.is_contiguous()
@@ -69,7 +76,7 @@ def test_channels_last_stays_channels_last_where_compiled() -> None:
     x, attention, cells = _tensors()
     with torch.no_grad():
         out = evaluate(x.to(memory_format=torch.channels_last), attention, cells, SQUARE)
-    assert out.is_contiguous(memory_format=torch.channels_last) or not COMPILED
+    assert out.is_contiguous(memory_format=torch.channels_last) or not (COMPILED or DEVICE.type != "cpu")
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -103,10 +110,10 @@ def test_infinity_and_nan_are_not_lost(way: str) -> None:
     assert out[2].isfinite().all()
 
 
-@pytest.mark.parametrize("way", ["plain", "grouped", "matmul"])
+@pytest.mark.parametrize("way", ["plain", *PURE])
 def test_bfloat16(way: str) -> None:
     x, attention, cells = (tensor.bfloat16() for tensor in _tensors())
-    expected_out, expected = gradients("plain", x.double(), attention.double(), cells.double(), SQUARE)
+    expected_out, expected = exact_gradients(x, attention, cells, SQUARE)
     out, grads = gradients(way, x, attention, cells, SQUARE)
     assert out.dtype == torch.bfloat16
     for got, exact in zip((out, *grads), (expected_out, *expected), strict=True):
@@ -116,7 +123,7 @@ def test_bfloat16(way: str) -> None:
 def test_autocast_computes_in_its_type_and_keeps_gradients_in_theirs() -> None:
     inputs = [tensor.requires_grad_() for tensor in _tensors()]
     expected = evaluate(*inputs, SQUARE).detach()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         out = evaluate(*inputs, SQUARE)
     assert out.dtype == torch.bfloat16
     out.sum().backward()  # outside of autocast, as is usual
@@ -129,10 +136,9 @@ def test_only_wanted_gradients(way: str) -> None:
     x, attention, cells = _tensors()
     _, expected = gradients("plain", x, attention, cells, SQUARE)
     cells.requires_grad_()
+    weight = torch.randn(3, 16, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x)
     with force(way):
-        evaluate(x, attention, cells, SQUARE).backward(
-            torch.randn(3, 16, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
-        )
+        evaluate(x, attention, cells, SQUARE).backward(weight)
     assert x.grad is None
     assert attention.grad is None
     assert cells.grad is not None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layer_cases import Case, cases
+from layer_cases import DEVICE, Case, cases
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -44,7 +44,7 @@ def _cut(monkeypatch: pytest.MonkeyPatch, blocks: Blocks) -> None:
 
 def evaluate_factored(x: Tensor, coefficients: Tensor, factors: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     way = STRATEGIES["hidden"]
-    return Recomputed.apply(way, way, geometry, x, coefficients, factors, cells)
+    return Recomputed.apply(way, way, geometry, None, x, coefficients, factors, cells)
 
 
 def _product(coefficients: Tensor, factors: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def _tensors(case: Case, units: int, dtype: torch.dtype) -> list[Tensor]:
     generator = torch.Generator().manual_seed(case.seed)
     coefficients = torch.randn(batch, mixtures, units, generator=generator, dtype=torch.float64)
     factors = torch.randn(mixtures, units, count, generator=generator, dtype=torch.float64)
-    return [tensor.to(dtype).requires_grad_() for tensor in (x, coefficients, factors, cells)]
+    return [tensor.to(DEVICE, dtype).requires_grad_() for tensor in (x, coefficients, factors, cells)]
 
 
 def _results(way: str, leaves: list[Tensor], geometry: Geometry) -> list[Tensor]:
@@ -68,7 +68,7 @@ def _results(way: str, leaves: list[Tensor], geometry: Geometry) -> list[Tensor]
     else:
         with force("plain"):
             out = evaluate(x, _product(coefficients, factors), cells, geometry)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out)
     return [out, *torch.autograd.grad(out, leaves, weight)]
 
 
@@ -206,6 +206,19 @@ def test_gradcheck(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
     geometry = Geometry(Partition((4, 2, 2, 2), (2, 1, 1, 1)), (stride, 1), (1, 0), (1, 2), groups=2)
     leaves = _tensors(Case(geometry, 2, 3, (3, 3), 0), 2, torch.float64)
     assert torch.autograd.gradcheck(lambda *args: evaluate_factored(*args, geometry), leaves)
+
+
+def test_many_pieces_are_as_accurate_as_one_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves = _tensors(Case(SQUARE, 64, 5, (4, 4), 0), 3, torch.bfloat16)
+    exact = _results("plain", [leaf.detach().double().requires_grad_() for leaf in leaves], SQUARE)
+    found = []
+    for blocks in (Blocks(1 << 20, 1 << 20, 64), Blocks(1, 1, 1)):
+        _cut(monkeypatch, blocks)
+        found.append(_results("hidden", leaves, SQUARE))
+    for one, many, expected in zip(*found, exact, strict=True):
+        errors = [((got.double() - expected).norm() / expected.norm()).item() for got in (one, many)]
+        assert many.dtype == torch.bfloat16
+        assert errors[1] <= max(1.5 * errors[0], 5e-3)
 
 
 def test_second_derivatives_are_refused() -> None:

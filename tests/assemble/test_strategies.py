@@ -5,32 +5,94 @@ from contextlib import nullcontext
 import pytest
 import torch
 from hypothesis import given, settings
-from layer_cases import Case, assert_same, cases, depthwise_cases, pointwise_cases
+from hypothesis import strategies as st
+from layer_cases import CASES, EVERYWHERE, Case, assert_same, errors, exact_gradients, gradients
 
-from kernelwarehouse.assemble import Geometry, evaluate, force
+from kernelwarehouse.assemble import STRATEGIES, Geometry, evaluate, force, grouped, matmul, windows
 from kernelwarehouse.partition import Partition
 
-PURE = ["grouped", "matmul"]
+
+def test_every_strategy_has_layers_to_be_tested_with() -> None:
+    assert CASES.keys() == {name for name, way in STRATEGIES.items() if way.mixing == "weights"}
 
 
-@pytest.mark.parametrize("way", PURE)
+@pytest.mark.parametrize("way", EVERYWHERE)
 @settings(max_examples=60, deadline=None)
-@given(case=cases())
-def test_float64(way: str, case: Case) -> None:
-    assert_same(way, case, torch.float64, 1e-10)
+@given(data=st.data())
+def test_float64(way: str, data: st.DataObject) -> None:
+    assert_same(way, data.draw(CASES[way]), torch.float64, 1e-10)
 
 
-@pytest.mark.parametrize("way", PURE)
-@settings(max_examples=25, deadline=None)
-@given(case=cases())
-def test_float32(way: str, case: Case) -> None:
-    assert_same(way, case, torch.float32, 1e-5)
+@pytest.mark.parametrize("way", CASES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_float32(way: str, data: st.DataObject) -> None:
+    assert_same(way, data.draw(CASES[way]), torch.float32, 1e-5)
 
 
-@settings(max_examples=60, deadline=None)
-@given(case=cases(native=True))
-def test_native(case: Case) -> None:
-    assert_same("native", case, torch.float32, 1e-5)
+SQUARE = Geometry(Partition((16, 8, 3, 3), (8, 4, 1, 1)), (1, 1), (1, 1), (1, 1))
+POINT = Geometry(Partition((16, 8, 1, 1), (8, 4, 1, 1)), (2, 2), (0, 0), (1, 1))
+
+
+def _layer_for(way: str) -> Geometry:
+    return POINT if way == "pointwise" else SQUARE
+
+
+def _cut_into_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (grouped, matmul, windows):
+        monkeypatch.setattr(module, "block_size", lambda *_: 1)
+
+
+@pytest.mark.parametrize("way", EVERYWHERE)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_sample_by_sample(way: str, data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _cut_into_samples(monkeypatch)
+        assert_same(way, data.draw(CASES[way]), torch.float64, 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("way", [name for name in EVERYWHERE if name != "plain"])
+def test_many_chunks_are_as_accurate_as_one(way: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    geometry = _layer_for(way)
+    tensors = Case(geometry, 100, 5, (5, 4), seed=0).tensors(dtype)
+    exact_out, exact_grads = exact_gradients(*tensors, geometry)
+    found = []
+    for cut in (lambda _: None, _cut_into_samples):
+        cut(monkeypatch)
+        out, grads = gradients(way, *tensors, geometry)
+        assert {tensor.dtype for tensor in (out, *grads)} == {dtype}
+        found.append(errors((out, *grads), (exact_out, *exact_grads)))
+    for one, many in zip(*found, strict=True):
+        assert many <= 1.5 * one
+
+
+@pytest.mark.parametrize("way", [name for name in EVERYWHERE if name != "plain"])
+def test_sums_over_kernel_positions_are_accurate(way: str) -> None:
+    """A result in bfloat16 is as near to the exact one as rounding that and the mixed kernels allows."""
+    geometry = POINT if way == "pointwise" else Geometry(Partition((8, 16, 9), (8, 4, 1)), (1,), (4,), (1,))
+    space = (7,) * geometry.spatial_axes
+    tensors = Case(geometry, 8, 5, space, seed=0).tensors(torch.bfloat16)
+    out, grads = gradients(way, *tensors, geometry)
+    exact_out, exact_grads = exact_gradients(*tensors, geometry)
+    assert max(errors((out, *grads), (exact_out, *exact_grads))) <= 5e-3
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("way", ["grouped", "pointwise", "windows"])
+def test_channels_last_stays_channels_last(way: str, cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if cut:
+        _cut_into_samples(monkeypatch)
+    geometry = _layer_for(way)
+    x, attention, cells = Case(geometry, 3, 5, (6, 5), seed=0).tensors(torch.float32)
+    x = x.to(memory_format=torch.channels_last)
+    out, grads = gradients(way, x, attention, cells, geometry)
+    for images in (out, grads[0]):
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert not images.is_contiguous()
+    exact_out, exact_grads = exact_gradients(x, attention, cells, geometry)
+    assert max(errors((out, *grads), (exact_out, *exact_grads))) <= 1e-6
 
 
 @pytest.mark.parametrize("kernel", [(256, 512, 1, 1), (256, 256, 3, 1)])
@@ -39,18 +101,6 @@ def test_native_with_cells_that_no_cache_holds(kernel: tuple[int, ...], batch: i
     """Few mixtures are streamed from memory, more are packed in pieces; hypothesis draws small layers only."""
     geometry = Geometry(Partition(kernel, (256, 256, 1, 1)), (1, 1), (kernel[2] // 2, 0), (1, 1))
     assert_same("native", Case(geometry, batch, 49, (3, 2), seed=0), torch.float32, 1e-5)
-
-
-@settings(max_examples=40, deadline=None)
-@given(case=depthwise_cases())
-def test_depthwise(case: Case) -> None:
-    assert_same("depthwise", case, torch.float32, 1e-5)
-
-
-@settings(max_examples=40, deadline=None)
-@given(case=pointwise_cases())
-def test_pointwise(case: Case) -> None:
-    assert_same("pointwise", case, torch.float64, 1e-10)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import torch
 
 # Numbers of temporaries alive at once. On a CPU, allocators map blocks of more than 32 MB anew, and fault in their
-# pages, on every call. Elsewhere memory is kept, and every chunk costs a launch of each step.
+# pages, on every call. Elsewhere memory is kept, and every chunk costs a launch of each step: half the kernels of the
+# largest layers of the zoo (512x512x3x3, a batch of 128) are a block.
 ON_CPU = 4 << 20
-ELSEWHERE = 128 << 20
+ELSEWHERE = 160 << 20
 
 
 def block_size(device: torch.device, on_cpu: int = ON_CPU) -> int:

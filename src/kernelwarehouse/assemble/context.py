@@ -12,6 +12,11 @@ def forced() -> str | None:
     return None if torch.compiler.is_compiling() else FORCED.get()
 
 
+def traced() -> bool:
+    """Whether a compiler or a function transform follows what is done."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or recorded()
+
+
 def recorded() -> bool:
     """Whether `torch.jit.trace` writes down what is done, with sizes that Python has looked at as constants."""
     return torch.jit.is_tracing()  # type: ignore[attr-defined]

@@ -6,12 +6,14 @@ from torch import Tensor
 from kernelwarehouse.assemble import operator
 from kernelwarehouse.assemble.basis import Prepared
 from kernelwarehouse.assemble.branch import attend
+from kernelwarehouse.assemble.context import forced, traced
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.registry import STRATEGIES
 from kernelwarehouse.assemble.routing import Route, route
 from kernelwarehouse.assemble.strategy import Recomputed
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.errors import ShapeError
+from kernelwarehouse.warehouse import Warehouse
 
 
 def evaluate(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
@@ -30,23 +32,28 @@ def evaluate(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) ->
 
 
 def evaluate_layer(
-    x: Tensor, seen: Tensor, attention: Attention, cells: Tensor, geometry: Geometry, prepared: Prepared | None
+    x: Tensor, seen: Tensor, attention: Attention, warehouse: Warehouse, geometry: Geometry, prepared: Prepared | None
 ) -> tuple[Tensor, Route]:
     """The output of a layer without its bias, and the way it took; the attention looks at `seen`."""
-    dtype = _autocast_dtype(x)
+    dtype, cast = _autocast_dtype(x), None
+    cells: Tensor = warehouse.cells
     if dtype is not None:
-        x, cells = x.to(dtype), cells.to(dtype)
-    way = route(x, cells, geometry, attention, prepared)
+        x = x.to(dtype)
+        if traced() or forced() == "plain":
+            cells = cells.to(dtype)
+        else:
+            cast = warehouse.cells_as(dtype, attention)
+    way = route(x, cells if cast is None else cast, geometry, attention, prepared)
     if way.forward == "basis" and prepared is not None:
         return prepared.evaluate(x, seen, geometry), way
     factored = STRATEGIES[way.forward].mixing == "factors"
     mixing: tuple[Tensor, ...] = attention.factored(seen) if factored else (attend(attention, seen),)
-    if mixing[0].dtype != cells.dtype:
-        mixing = tuple(part.to(cells.dtype) for part in mixing)
+    if mixing[0].dtype != (dtype or cells.dtype):
+        mixing = tuple(part.to(dtype or cells.dtype) for part in mixing)
     if dtype is None:
         return _run(way, geometry, x, *mixing, cells), way
     with torch.autocast(x.device.type, enabled=False):
-        return _run(way, geometry, x, *mixing, cells), way
+        return _run(way, geometry, x, *mixing, cells, cast=cast), way
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -56,17 +63,17 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if casts and torch.is_autocast_enabled(device) else None
 
 
-def _run(way: Route, geometry: Geometry, *tensors: Tensor) -> Tensor:
-    """Input, mixing and cells -> output."""
+def _run(way: Route, geometry: Geometry, *tensors: Tensor, cast: Tensor | None = None) -> Tensor:
+    """Input, mixing and cells -> output; `cast` are the values of the cells in the type of the others."""
     if operator.wanted():
         x, attention, cells = tensors
-        return operator.evaluate_as_operator(x, attention, cells, geometry)
-    strategy = STRATEGIES[way.forward]
+        return operator.evaluate_as_operator(x, attention, cells if cast is None else cells.to(cast.dtype), geometry)
+    strategy, (*others, cells) = STRATEGIES[way.forward], tensors
     if strategy.backward is None:
-        return strategy.forward(*tensors, geometry)
+        return strategy.forward(*others, cells if cast is None else cells.to(cast.dtype), geometry)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return Recomputed.apply(strategy, STRATEGIES[way.backward or way.forward], geometry, *tensors)
-    return strategy.forward(*tensors, geometry)
+        return Recomputed.apply(strategy, STRATEGIES[way.backward or way.forward], geometry, cast, *tensors)
+    return strategy.forward(*others, cells if cast is None else cast, geometry)
 
 
 def _check(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> None:

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from kernelwarehouse.assemble.blocks import block_size, chunks
 from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.layout import channels_last, new_images
 from kernelwarehouse.assemble.plain import apply_kernels, assemble_kernels, split_kernels
 from kernelwarehouse.assemble.strategy import Strategy
+from kernelwarehouse.assemble.sums import add_product, new_sum
 from kernelwarehouse.partition import Partition
 
 # Assembled numbers alive at once on a CPU.
@@ -23,12 +25,19 @@ def kernel_chunks(x: Tensor, partition: Partition, on_cpu: int) -> list[slice]:
 
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
-    """The output of a layer without its bias."""
-    pieces = [
-        apply_kernels(x[chunk], assemble_kernels(attention[chunk], cells, geometry.partition), geometry)
-        for chunk in kernel_chunks(x, geometry.partition, _BLOCK)
-    ]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    """The output of a layer without its bias, channels last where the input is."""
+
+    def piece(chunk: slice) -> Tensor:
+        return apply_kernels(x[chunk], assemble_kernels(attention[chunk], cells, geometry.partition), geometry)
+
+    slices, last = kernel_chunks(x, geometry.partition, _BLOCK), geometry.spatial_axes > 0 and channels_last(x)
+    if not last:
+        return piece(slices[0]) if len(slices) == 1 else torch.cat([piece(chunk) for chunk in slices])
+    # A convolution with a group for every sample lays the samples side by side, so that this is a copy in any case.
+    out = new_images(x, geometry.out_channels, geometry.output_size(tuple(x.shape[2:])), last)
+    for chunk in slices:
+        out[chunk] = piece(chunk)
+    return out
 
 
 def backward(
@@ -38,17 +47,19 @@ def backward(
     partition = geometry.partition
     flat_cells = cells.reshape(cells.shape[0], -1)
     grad_input = torch.empty_like(x) if wants_input else None
-    grad_attention, grad_cells = torch.empty_like(attention), torch.zeros_like(flat_cells)
+    grad_attention, grad_cells = torch.empty_like(attention), new_sum(flat_cells)
     for chunk in kernel_chunks(x, partition, _BLOCK):
         picked = attention[chunk]
         kernels = assemble_kernels(picked, cells, partition)
         grad_x, grad_kernels = _product_backward(grad[chunk], x[chunk], kernels, geometry, wants_input)
+        del kernels
         if grad_input is not None and grad_x is not None:
             grad_input[chunk] = grad_x
         grad_mixtures = split_kernels(grad_kernels, partition)
+        del grad_kernels
         grad_attention[chunk] = grad_mixtures @ flat_cells.t()
-        grad_cells.addmm_(picked.flatten(0, 1).t(), grad_mixtures.flatten(0, 1))
-    return grad_input, grad_attention, grad_cells.view(cells.shape)
+        add_product(grad_cells, picked.flatten(0, 1).t(), grad_mixtures.flatten(0, 1))
+    return grad_input, grad_attention, grad_cells.to(cells.dtype).view(cells.shape)
 
 
 def _product_backward(

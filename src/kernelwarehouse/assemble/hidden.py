@@ -22,6 +22,7 @@ from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.matmul import cells_by_position
 from kernelwarehouse.assemble.runs import Run, Runs
 from kernelwarehouse.assemble.strategy import Strategy
+from kernelwarehouse.assemble.sums import add_product, new_sum
 from kernelwarehouse.attention import Attention
 
 # Numbers of the units' kernels and of the samples' kernels that are alive at once on a CPU, and of how many samples
@@ -174,8 +175,8 @@ def forward(x: Tensor, coefficients: Tensor, factors: Tensor, cells: Tensor, geo
         units = layer.mix_units(block_factors, layer.cells_of(block, layer.cells))
         for piece in layer.pieces(block):
             seen = layer.input.phases[piece.run.phase][piece.samples, piece.seen, piece.run.places]
-            out[piece.samples, piece.out, : layer.input.length].baddbmm_(layer.mix(piece, units), seen)
-    return layer.input.narrow(out)
+            add_product(out[piece.samples, piece.out, : layer.input.length], layer.mix(piece, units), seen)
+    return layer.input.narrow(out.to(x.dtype))
 
 
 def backward(
@@ -190,9 +191,9 @@ def backward(
     """Gradients of input, coefficients, factors and cells; kernels are mixed again, block by block."""
     layer = _Layer(x, coefficients, factors, cells, geometry)
     phases, grad = layer.input.phases, layer.input.widen(grad)
-    grad_phases = {name: torch.zeros_like(phase) for name, phase in phases.items()} if wants_input else {}
-    grad_coefficients, grad_factors = torch.zeros_like(layer.coefficients), torch.zeros_like(factors)
-    grad_cells, grad_units = torch.empty_like(layer.cells), torch.empty_like(layer.units)
+    grad_phases = {name: new_sum(phase) for name, phase in phases.items()} if wants_input else {}
+    grad_coefficients, grad_factors = new_sum(layer.coefficients), new_sum(factors)
+    grad_cells, grad_units = (torch.empty_like(some, dtype=grad_factors.dtype) for some in (layer.cells, layer.units))
     for block in layer.blocks():
         block_factors, block_cells = layer.factors_of(block, factors).flatten(0, -2), layer.cells_of(block, layer.cells)
         units = layer.mix_units(block_factors, block_cells)
@@ -202,16 +203,17 @@ def backward(
             grad_out = grad[samples, piece.out]
             if wants_input:
                 kernels = layer.mix(piece, units)
-                grad_phases[piece.run.phase][place].baddbmm_(kernels.transpose(1, 2), grad_out)
+                add_product(grad_phases[piece.run.phase][place], kernels.transpose(1, 2), grad_out)
             grad_kernels = layer.product(grad_out, phases[piece.run.phase][place].transpose(1, 2))
-            grad_coefficients[piece.mixture, samples].addmm_(grad_kernels, units[piece.unit].t())
+            add_product(grad_coefficients[piece.mixture, samples], grad_kernels, units[piece.unit].t())
             chosen = layer.coefficients[piece.mixture, samples]
-            grad_block[piece.unit].addmm_(chosen.t(), grad_kernels, beta=0 if piece.begins else 1)
-        flat, part = grad_block.flatten(0, 1), layer.factors_of(block, grad_factors)
+            add_product(grad_block[piece.unit], chosen.t(), grad_kernels, first=piece.begins)
+        flat, part = grad_block.flatten(0, 1).to(x.dtype), layer.factors_of(block, grad_factors)
         part += (flat @ block_cells.t()).view(part.shape)
-        layer.cells_of(block, grad_cells).addmm_(block_factors.t(), flat, beta=0 if block.out_groups.start == 0 else 1)
+        add_product(layer.cells_of(block, grad_cells), block_factors.t(), flat, first=block.out_groups.start == 0)
     grad_x = layer.input.join(grad_phases) if wants_input else None
-    return grad_x, grad_coefficients.transpose(0, 1), grad_factors, grad_cells.permute(1, 2, 0).reshape(cells.shape)
+    grad_mixing = grad_coefficients.transpose(0, 1).to(x.dtype), grad_factors.to(x.dtype)
+    return grad_x, *grad_mixing, grad_cells.to(x.dtype).permute(1, 2, 0).reshape(cells.shape)
 
 
 STRATEGY = Strategy("hidden", forward, backward, mixing="factors")

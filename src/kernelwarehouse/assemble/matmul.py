@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from kernelwarehouse.assemble.blocks import block_size, chunks
 from kernelwarehouse.assemble.geometry import Geometry, Tap
 from kernelwarehouse.assemble.strategy import Strategy
+from kernelwarehouse.assemble.sums import add_product, new_sum, sum_dtype
 from kernelwarehouse.partition import Partition
 
 
@@ -70,7 +71,8 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
     cell_in, kernel_rows = partition.cell_shape[1], geometry.out_channels * partition.kernel_shape[1]
     rows, cell_stack = _attention_rows(attention, partition), cells_by_position(cells, partition)
     shape = (x.shape[1], geometry.out_channels) if source.linear else (geometry.out_channels, *source.out_size)
-    out = x.new_empty(x.shape[0], *shape)
+    several = len(geometry.taps) * partition.in_groups > 1
+    out = x.new_empty(x.shape[0], *shape, dtype=sum_dtype(x.dtype) if several else x.dtype)
     for chunk in chunks(x.shape[0], kernel_rows, block_size(x.device)):
         product_out = source.matrices(out[chunk])
         started = False
@@ -81,7 +83,7 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
                 seen = columns[:, group * cell_in : (group + 1) * cell_in]
                 _accumulate(product_out, kernel, seen, started)
                 started = True
-    return out
+    return out.to(x.dtype)
 
 
 def _accumulate(out: Tensor, kernel: Tensor, columns: Tensor, started: bool) -> None:
@@ -90,10 +92,7 @@ def _accumulate(out: Tensor, kernel: Tensor, columns: Tensor, started: bool) -> 
         left, right = kernel, columns
     else:
         out, left, right = out.transpose(1, 2), columns.transpose(1, 2), kernel.transpose(1, 2)
-    if started:
-        out.baddbmm_(left, right)
-    else:
-        torch.bmm(left, right, out=out)
+    add_product(out, left, right, first=not started)
 
 
 def backward(
@@ -103,8 +102,8 @@ def backward(
     partition, source = geometry.partition, _Input(x, geometry)
     cell_in, kernel_rows = partition.cell_shape[1], geometry.out_channels * partition.kernel_shape[1]
     rows, cell_stack = _attention_rows(attention, partition), cells_by_position(cells, partition)
-    grad_rows, grad_cells = torch.zeros_like(rows), torch.zeros_like(cell_stack)
-    grad_padded = torch.zeros_like(source.padded) if wants_input else None
+    grad_rows, grad_cells = new_sum(rows), new_sum(cell_stack)
+    grad_padded = new_sum(source.padded) if wants_input else None
     grad = grad.contiguous()
     for chunk in chunks(x.shape[0], kernel_rows, block_size(x.device)):
         grad_out = source.matrices(grad[chunk])
@@ -114,14 +113,14 @@ def backward(
                 [torch.bmm(grad_out, part.transpose(1, 2)) for part in columns.split(cell_in, dim=1)]
             ).view(-1, cell_stack.shape[2])
             grad_rows[tap.position][:, chunk] += (grad_kernels @ cell_stack[tap.inner].t()).view(picked.shape)
-            grad_cells[tap.inner].addmm_(picked.flatten(0, 2).t(), grad_kernels)
+            add_product(grad_cells[tap.inner], picked.flatten(0, 2).t(), grad_kernels)
             if grad_padded is not None:
                 kernels = _mix(picked, cell_stack[tap.inner], geometry)
                 grad_columns = torch.cat([torch.bmm(kernel.transpose(1, 2), grad_out) for kernel in kernels], dim=1)
                 _scatter(grad_padded, grad_columns, chunk, tap, source)
-    grad_attention = grad_rows.permute(2, 0, 3, 1, 4).reshape(attention.shape)
-    grad_input = None if grad_padded is None else _unpad(grad_padded, x, geometry)
-    return grad_input, grad_attention, grad_cells.permute(1, 2, 0).reshape(cells.shape)
+    grad_attention = grad_rows.to(x.dtype).permute(2, 0, 3, 1, 4).reshape(attention.shape)
+    grad_input = None if grad_padded is None else _unpad(grad_padded, x, geometry).to(x.dtype)
+    return grad_input, grad_attention, grad_cells.to(cells.dtype).permute(1, 2, 0).reshape(cells.shape)
 
 
 def _scatter(grad_padded: Tensor, grad_columns: Tensor, chunk: slice, tap: Tap, source: _Input) -> None:

@@ -9,8 +9,10 @@ from torch import Tensor
 from kernelwarehouse.assemble.blocks import ON_CPU
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.grouped import kernel_chunks
+from kernelwarehouse.assemble.layout import channels_last, matrices, new_images, write_product
 from kernelwarehouse.assemble.plain import assemble_kernels, split_kernels
 from kernelwarehouse.assemble.strategy import Strategy
+from kernelwarehouse.assemble.sums import add_product, new_sum
 
 
 @lru_cache(maxsize=1024)
@@ -36,45 +38,44 @@ def visited(x: Tensor, geometry: Geometry) -> Tensor:
 
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
-    """The output of a layer without its bias."""
-    columns = visited(x, geometry).flatten(2)
+    """The output of a layer without its bias, channels last where the input is."""
+    last, space = channels_last(x), geometry.output_size(tuple(x.shape[2:]))
+    columns = matrices(visited(x, geometry), last)
     slices = kernel_chunks(x, geometry.partition, ON_CPU)
-    if len(slices) == 1:  # without the views, which cost as much as a small product
+    if len(slices) == 1 and not last:  # without the views, which cost as much as a small product
         out = torch.bmm(assemble_kernels(attention, cells, geometry.partition).flatten(2), columns)
-    else:
-        out = x.new_empty(x.shape[0], geometry.out_channels, columns.shape[2])
-        for chunk in slices:
-            kernels = assemble_kernels(attention[chunk], cells, geometry.partition).flatten(2)
-            torch.bmm(kernels, columns[chunk], out=out[chunk])
-    return out.view(x.shape[0], geometry.out_channels, *geometry.output_size(tuple(x.shape[2:])))
+        return out.view(x.shape[0], geometry.out_channels, *space)
+    images = new_images(x, geometry.out_channels, space, last)
+    stack = images.flatten(2)
+    for chunk in slices:
+        kernels = assemble_kernels(attention[chunk], cells, geometry.partition).flatten(2)
+        write_product(stack[chunk], kernels, columns[chunk])
+    return images
 
 
 def backward(
     grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells; each chunk's kernels are assembled again."""
-    partition, flat_cells = geometry.partition, cells.flatten(1)
-    seen, grad = visited(x, geometry), grad.contiguous().flatten(2)
-    columns = seen.flatten(2)
-    grad_columns = torch.empty_like(columns, memory_format=torch.contiguous_format) if wants_input else None
-    grad_attention, grad_cells = torch.empty_like(attention), torch.zeros_like(flat_cells)
+    partition, flat_cells, last = geometry.partition, cells.flatten(1), channels_last(x)
+    seen, grad = visited(x, geometry), matrices(grad, last)
+    columns = matrices(seen, last)
+    grad_seen = new_images(x, x.shape[1], tuple(seen.shape[2:]), last) if wants_input else None
+    grad_attention, grad_cells = torch.empty_like(attention), new_sum(flat_cells)
     for chunk in kernel_chunks(x, partition, ON_CPU):
         picked = attention[chunk]
-        if grad_columns is not None:
+        if grad_seen is not None:
             kernels = assemble_kernels(picked, cells, partition).flatten(2)
-            torch.bmm(kernels.transpose(1, 2), grad[chunk], out=grad_columns[chunk])
-        grad_kernels = torch.bmm(grad[chunk], columns[chunk].transpose(1, 2))
-        grad_mixtures = split_kernels(grad_kernels, partition)
+            write_product(grad_seen.flatten(2)[chunk], kernels.transpose(1, 2), grad[chunk])
+            del kernels
+        grad_mixtures = split_kernels(torch.bmm(grad[chunk], columns[chunk].transpose(1, 2)), partition)
         grad_attention[chunk] = grad_mixtures @ flat_cells.t()
-        grad_cells.addmm_(picked.flatten(0, 1).t(), grad_mixtures.flatten(0, 1))
-    grad_input = grad_columns
-    if grad_columns is not None:
-        grad_input = grad_columns.view(seen.shape)
-        if max(geometry.stride) > 1:
-            spread = torch.zeros_like(x)
-            visited(spread, geometry).copy_(grad_input)
-            grad_input = spread
-    return grad_input, grad_attention, grad_cells.view(cells.shape)
+        add_product(grad_cells, picked.flatten(0, 1).t(), grad_mixtures.flatten(0, 1))
+    grad_input = grad_seen
+    if grad_seen is not None and max(geometry.stride) > 1:
+        grad_input = torch.zeros_like(x)
+        visited(grad_input, geometry).copy_(grad_seen)
+    return grad_input, grad_attention, grad_cells.to(cells.dtype).view(cells.shape)
 
 
 STRATEGY = Strategy("pointwise", forward, backward, obstacle)

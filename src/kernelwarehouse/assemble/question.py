@@ -17,7 +17,7 @@ class Question(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     channels_last: bool
-    threads: int
+    threads: int  # on a CPU, else 0
     cells: int
     units: int  # of the hidden vector, where cells can be mixed through it and that saves multiply-adds; else 0
     basis: int  # units of a basis that is at hand, else 0
@@ -44,8 +44,9 @@ class Question(NamedTuple):
         )
         mixing = "".join(f" {name} {count}" for name, count in (("units", self.units), ("basis", self.basis)) if count)
         layout = " channels last" if self.channels_last else ""
+        threads = f", {self.threads} threads" if self.threads else ""
         return (
-            f"{_device_name(self.device)}, {self.threads} threads, {str(self.dtype).removeprefix('torch.')}{layout}: "
+            f"{_device_name(self.device)}{threads}, {str(self.dtype).removeprefix('torch.')}{layout}: "
             f"{_times(partition.kernel_shape)}{sliding} of {self.cells} cells {_times(partition.cell_shape)}{mixing}, "
             f"batch {_bucket(self.shape[0])}, {_bucket(self.positions)} positions, "
             f"{'training' if self.training else 'inference'}"

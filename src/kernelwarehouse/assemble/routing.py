@@ -13,6 +13,7 @@ from kernelwarehouse.assemble import hidden, route_table
 from kernelwarehouse.assemble.basis import Prepared, saved_seconds
 from kernelwarehouse.assemble.context import FORCED, forced, recorded
 from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.layout import channels_last
 from kernelwarehouse.assemble.measure import choose, measure
 from kernelwarehouse.assemble.question import Question
 from kernelwarehouse.assemble.rates import machine_rates
@@ -24,6 +25,9 @@ from kernelwarehouse.errors import StrategyError
 
 # Output positions up to which the rule takes products of small matrices, which a convolution library starts slowly on.
 _SMALL_MAP = 256
+
+# Output positions, 14 x 14, up to which windows of the input are small beside the kernels of a batch.
+_FEW_WINDOWS = 196
 
 # A question takes longer to answer than a small layer to compute; what was asked before is not asked again.
 _REMEMBERED = 4096
@@ -100,10 +104,9 @@ def route(
             basis = attention.shape.units
         elif hidden.saves(batch, attention) and hidden.obstacle(attention) is None:
             units = attention.shape.units
-    last = not x.is_contiguous() and x.dim() > 2 and x.movedim(1, -1).is_contiguous()
-    question = Question(
-        geometry, x.shape, x.dtype, x.device, last, torch.get_num_threads(), len(cells), units, basis, training
-    )
+    last = channels_last(x)
+    threads = torch.get_num_threads() if x.device.type == "cpu" else 0
+    question = Question(geometry, x.shape, x.dtype, x.device, last, threads, len(cells), units, basis, training)
     if recorded():
         return _for_any_batch(_by_rule(x, question))
     global _answered_at
@@ -154,9 +157,11 @@ def _basis_pays(question: Question, attention: Attention) -> bool:
 def _candidates(x: Tensor, question: Question) -> list[Strategy]:
     """Strategies that are worth a try on a layer.
 
-    The definition is none of them, as it keeps what is large; nor are products of matrices of a single row.
+    The definition is none of them, as it keeps what is large; nor are products of matrices of a single row, nor, on a
+    CPU, windows, which are copied through its caches and were never the fastest of ResNet18's layers.
     """
     hopeless = {"plain", "matmul"} if question.geometry.partition.kernel_shape[1] == 1 else {"plain"}
+    hopeless |= {"windows"} if question.device.type == "cpu" else set()
     return [
         strategy
         for strategy in STRATEGIES.values()
@@ -174,6 +179,8 @@ def _by_rule(x: Tensor, question: Question) -> Route:
 
 def _rule(x: Tensor, question: Question) -> tuple[str, str]:
     geometry = question.geometry
+    if question.device.type != "cpu":
+        return _rule_of_launches(question)
     if STRATEGIES["depthwise"].obstacle(x, geometry) is None:
         return "depthwise", "compiled, channel by channel, in cache"
     if STRATEGIES["pointwise"].obstacle(x, geometry) is None:
@@ -189,8 +196,24 @@ def _rule(x: Tensor, question: Question) -> tuple[str, str]:
     return "grouped", f"{question.positions} output positions"
 
 
+def _rule_of_launches(question: Question) -> tuple[str, str]:
+    """For GPUs, where launches and the traffic of kernels count; `hidden`, of many small products, is never taken."""
+    geometry, partition = question.geometry, question.geometry.partition
+    if geometry.groups > 1:
+        return "grouped", "groups are a convolution library's"
+    if len(geometry.taps) == 1 and not any(geometry.padding):
+        if partition.in_groups > 1 and partition.out_groups == 1:
+            return "windows", "kernels of several input groups are mixed in order"
+        if geometry.spatial_axes:
+            return "pointwise", "one kernel position is one batched product"
+        return "matmul", "a linear layer is one batched product"
+    if question.positions <= _FEW_WINDOWS:
+        return "windows", f"{question.positions} output positions, at most {_FEW_WINDOWS}"
+    return "grouped", f"{question.positions} output positions"
+
+
 def _for_any_batch(answer: Route) -> Route:
-    """A trace is used for other batches, which a convolution with a group for every sample would not fit."""
-    if answer.forward != "grouped":
+    """A trace is used for other batches, which groups for every sample, or chunks of some, would not fit."""
+    if answer.forward not in ("grouped", "windows"):
         return answer
     return Route("matmul", "matmul" if answer.backward else None, "traced: for any size of the batch")

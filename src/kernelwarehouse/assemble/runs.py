@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernelwarehouse.assemble.geometry import Geometry, Tap
+from kernelwarehouse.assemble.layout import channels_last, new_images
+from kernelwarehouse.assemble.sums import sum_dtype
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Runs:
 
     def __init__(self, x: Tensor, geometry: Geometry) -> None:
         self.x, self.geometry, self.linear = x, geometry, geometry.spatial_axes == 0
+        self.last = not self.linear and channels_last(x)
         self.out_size = (x.shape[1],) if self.linear else geometry.output_size(tuple(x.shape[2:]))
         self.size = self.out_size if self.linear else self._phase_size()
         self._pitches = [math.prod(self.size[axis + 1 :]) for axis in range(len(self.size))]
@@ -67,14 +70,17 @@ class Runs:
         return padded[(slice(None), slice(None), *(slice(start, None, stride) for start, stride in steps))]
 
     def new_output(self) -> Tensor:
-        """Zeros, `[batch, out, places]`."""
-        return self.x.new_zeros(self.x.shape[0], self.geometry.out_channels, self.out_size[0] * self._pitches[0])
+        """Zeros to add up in, `[batch, out, places]`."""
+        shape = self.x.shape[0], self.geometry.out_channels, self.out_size[0] * self._pitches[0]
+        return self.x.new_zeros(shape, dtype=sum_dtype(self.x.dtype))
 
     def narrow(self, out: Tensor) -> Tensor:
         """The output of the layer from that with surplus columns."""
         out = out.unflatten(2, (self.out_size[0], *self.size[1:]))
         out = out[(slice(None), slice(None), *(slice(size) for size in self.out_size))]
-        return (out.transpose(1, 2) if self.linear else out).contiguous()
+        if self.linear:
+            return out.transpose(1, 2).contiguous()
+        return out.movedim(1, -1).contiguous().movedim(-1, 1) if self.last else out.contiguous()
 
     def widen(self, grad: Tensor) -> Tensor:
         """The other way round, with zeros in the surplus columns."""
@@ -85,9 +91,9 @@ class Runs:
     def join(self, phases: dict[tuple[int, ...], Tensor]) -> Tensor:
         """The gradient of the input from those of its phases."""
         if self.linear:
-            return phases[()].transpose(1, 2)
+            return phases[()].transpose(1, 2).to(self.x.dtype)
         sizes = [size * stride for size, stride in zip(self.size, self.geometry.stride, strict=True)]
-        padded = self.x.new_zeros(*self.x.shape[:2], *sizes)
+        padded = new_images(self.x, self.x.shape[1], tuple(sizes), self.last).zero_()
         for phase, grad in phases.items():
             self._pick(padded, phase).copy_(grad.unflatten(2, self.size))
         return self._pad(padded, [-edge for edge in self._edges])

@@ -46,20 +46,27 @@ def refuse_second_derivative() -> None:
 
 
 class Recomputed(Function):
-    """Forward by one strategy and backward by another, as one step that saves its inputs and nothing else."""
+    """Forward by one strategy and backward by another, as one step that saves its inputs and nothing else.
+
+    Where `cast` is given, it stands in for the cells, which are the last of the tensors and get the gradient: the
+    values of theirs in the type that is computed in, which layers share.
+    """
 
     @staticmethod
-    def forward(ctx: Any, forward: Strategy, backward: Strategy, geometry: Geometry, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, forward: Strategy, backward: Strategy, geometry: Geometry, cast: Tensor | None, *tensors: Tensor
+    ) -> Tensor:
         ctx.strategy, ctx.geometry = backward, geometry
-        ctx.save_for_backward(*tensors)
-        return forward.forward(*tensors, geometry)
+        used = tensors if cast is None else (*tensors[:-1], cast)
+        ctx.save_for_backward(*used)
+        return forward.forward(*used, geometry)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         with torch.autocast(grad.device.type, enabled=False):
-            grads = ctx.strategy.backward(grad, *ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad[3])
-        return None, None, None, *map(_owner, grads)
+            grads = ctx.strategy.backward(grad, *ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad[4])
+        return None, None, None, None, *map(_owner, grads)
 
 
 def _owner(grad: Tensor | None) -> Tensor | None:

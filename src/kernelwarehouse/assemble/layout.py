@@ -1,0 +1,35 @@
+"""Images as stacks of matrices `[batch, channels, positions]` that lie in memory as the input does.
+
+Where channels come last in memory, they do so in everything that is made of it: a transposed matrix is as good to a
+product, and nobody copies an image into another order and back.
+"""
+
+import torch
+from torch import Tensor
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether the channels of `[batch, channels, *space]` come last in memory."""
+    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+
+
+def matrices(x: Tensor, last: bool) -> Tensor:
+    """`[batch, channels, *space]` as a stack of matrices; copied where it does not lie so."""
+    if last:
+        return x.movedim(1, -1).contiguous().flatten(1, -2).transpose(1, 2)
+    return x.contiguous().flatten(2)
+
+
+def new_images(like: Tensor, channels: int, space: tuple[int, ...], last: bool) -> Tensor:
+    """Memory for `[batch, channels, *space]`."""
+    if last:
+        return like.new_empty(like.shape[0], *space, channels).movedim(-1, 1)
+    return like.new_empty(like.shape[0], channels, *space)
+
+
+def write_product(out: Tensor, left: Tensor, right: Tensor) -> None:
+    """`out = left @ right` for stacks of matrices, in whichever order `out` has memory."""
+    if out.stride(2) == 1:
+        torch.bmm(left, right, out=out)
+    else:
+        torch.bmm(right.transpose(1, 2), left.transpose(1, 2), out=out.transpose(1, 2))

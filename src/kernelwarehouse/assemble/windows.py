@@ -1,0 +1,218 @@
+"""What the kernel sees at every place, laid out as a matrix, and one batched product with it.
+
+Mixing gives the kernels in the order of that product, `[samples, positions * in, out]`, because rows of attentions and
+numbers of cells are put in order before: they are small, the kernels of a batch are not, and are read and written once.
+Sums over kernel positions are sums of one product, which libraries take in float32. This is a handful of launches,
+whatever the kernel, and pays where windows are small beside kernels: on small maps, on a GPU.
+
+Layers of several groups of output channels take a product for each. The gradient of the input is the same computation
+the other way round: windows of the output's gradient, spread out by the stride, and kernels turned around.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernelwarehouse.assemble.blocks import ON_CPU, block_size, chunks
+from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.layout import channels_last, matrices, new_images, write_product
+from kernelwarehouse.assemble.strategy import Strategy
+from kernelwarehouse.assemble.sums import add_product, new_sum
+from kernelwarehouse.partition import Partition
+
+
+@lru_cache(maxsize=1024)
+def geometry_obstacle(geometry: Geometry) -> str | None:
+    """Why a layer is not a product with windows, or nothing."""
+    return None if geometry.groups == 1 else f"it has {geometry.groups} groups"
+
+
+def obstacle(x: Tensor, geometry: Geometry) -> str | None:
+    """The same for any input."""
+    return geometry_obstacle(geometry)
+
+
+@dataclass(frozen=True)
+class _Sliding:
+    """How windows move over an image that is padded already."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+
+def _windows(padded: Tensor, sliding: _Sliding, partition: Partition, channels: int, last: bool) -> Tensor:
+    """`[batch, channels, *space]` -> `[batch, kernel positions * channels, places]`, in the order of mixed kernels.
+
+    That is: positions that are pieces of their own, groups of `channels` channels, positions inside a cell, channels.
+    """
+    seen, axes = padded, len(sliding.kernel)
+    for axis, (size, stride, dilation) in enumerate(zip(sliding.kernel, sliding.stride, sliding.dilation, strict=True)):
+        seen = seen.unfold(2 + axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    seen = seen.unflatten(1, (-1, channels))  # [batch, groups, channels, *places, *kernel]
+    places, kernel = range(3, 3 + axes), range(3 + axes, 3 + 2 * axes)
+    apart = [axis for axis, count in zip(kernel, partition.counts[2:], strict=True) if count > 1]
+    inside = [axis for axis in kernel if axis not in apart]
+    inner = [*apart, 1, *inside, 2]
+    if last:
+        return seen.permute(0, *places, *inner).flatten(1, axes).flatten(2).transpose(1, 2)
+    return seen.permute(0, *inner, *places).flatten(1, axes + 2).flatten(2)
+
+
+@dataclass(frozen=True)
+class _Mixing:
+    """Rows of attentions and cells, such that their product is kernels in order.
+
+    `rows[group]` is `[batch, rows of a sample, n]` and `cells` is `[n, numbers]`, the last `width` of which go along
+    the channels that the product gives.
+    """
+
+    rows: Tensor
+    cells: Tensor
+    width: int
+
+    @property
+    def numbers(self) -> int:
+        """Of a sample's kernels, of one group."""
+        return self.rows.shape[2] * self.cells.shape[1]
+
+    def kernels(self, group: int, chunk: slice) -> Tensor:
+        """`[samples, what is summed over, width]`."""
+        rows = self.rows[group, chunk]
+        return torch.mm(rows.flatten(0, 1), self.cells).view(rows.shape[0], -1, self.width)
+
+
+def _grid(attention: Tensor, partition: Partition) -> Tensor:
+    """`[batch, positions, out groups, in groups, n]`."""
+    return attention.unflatten(1, (partition.positions, partition.out_groups, partition.in_groups))
+
+
+def _forward_mixing(attention: Tensor, cells: Tensor, partition: Partition) -> _Mixing:
+    """Kernels `[samples, positions * in, cell out]` for every group of outputs."""
+    rows = _grid(attention, partition).permute(2, 0, 1, 3, 4).flatten(2, 3).contiguous()
+    numbers = cells.reshape(*cells.shape[:3], -1).permute(0, 3, 2, 1).reshape(len(cells), -1)
+    return _Mixing(rows, numbers, partition.cell_shape[0])
+
+
+def _turned_mixing(attention: Tensor, cells: Tensor, partition: Partition) -> _Mixing:
+    """Kernels `[samples, positions * out, cell in]` for every group of inputs, their positions from last to first."""
+    rows = _grid(attention, partition).flip(1).permute(3, 0, 1, 2, 4).flatten(2, 3).contiguous()
+    numbers = cells.reshape(*cells.shape[:3], -1)
+    if numbers.shape[3] > 1:
+        numbers = numbers.flip(3).permute(0, 3, 1, 2)
+    return _Mixing(rows, numbers.reshape(len(cells), -1), partition.cell_shape[1])
+
+
+def _chunks(batch: int, mixing: _Mixing, places: int, device: torch.device) -> list[slice]:
+    """Slices of the batch whose kernels fit a block, and whose windows do."""
+    windows = mixing.numbers // mixing.width * places
+    return chunks(batch, max(mixing.numbers, windows), block_size(device, ON_CPU))
+
+
+def _product(padded: Tensor, sliding: _Sliding, mixing: _Mixing, out: Tensor, partition: Partition) -> Tensor:
+    """`out` (a stack of matrices), computed from an image that is padded already."""
+    last, channels = out.stride(2) != 1, mixing.cells.shape[1] // mixing.width // _inside(partition)
+    for chunk in _chunks(len(out), mixing, out.shape[2], out.device):
+        seen = _windows(padded[chunk], sliding, partition, channels, last)
+        for group, part in enumerate(out[chunk].split(mixing.width, dim=1)):
+            write_product(part, mixing.kernels(group, chunk).transpose(1, 2), seen)
+    return out
+
+
+def _inside(partition: Partition) -> int:
+    """Positions inside a cell."""
+    return math.prod(partition.cell_shape[2:])
+
+
+class _Layer:
+    """The input of a layer as an image (the tokens of a linear layer are one with channels last), and its output."""
+
+    def __init__(self, x: Tensor, geometry: Geometry) -> None:
+        self.geometry, self.linear = geometry, geometry.spatial_axes == 0
+        self.x = x.transpose(1, 2) if self.linear else x
+        self.last = self.linear or channels_last(x)
+        space = tuple(self.x.shape[2:])
+        self.out_size = space if self.linear else geometry.output_size(space)
+        # Tokens are places that a kernel of one position slides over.
+        self.sliding = (
+            _Sliding((1,), (1,), (1,))
+            if self.linear
+            else _Sliding(geometry.kernel_size, geometry.stride, geometry.dilation)
+        )
+        shape = geometry.partition.kernel_shape, geometry.partition.cell_shape
+        self.partition = Partition((*shape[0], 1), (*shape[1], 1)) if self.linear else geometry.partition
+
+    def padded(self) -> Tensor:
+        edges = [edge for pad in reversed(self.geometry.padding) for edge in (pad, pad)]
+        return F.pad(self.x, edges) if any(edges) else self.x
+
+    def spread(self, grad: Tensor) -> Tensor:
+        """The gradient of the output so padded that windows of it at every place of the input are what flows there."""
+        geometry, edges = self.geometry, []
+        if self.linear:
+            return grad
+        if max(geometry.stride) > 1:
+            apart = tuple((size - 1) * step + 1 for size, step in zip(self.out_size, geometry.stride, strict=True))
+            wide = new_images(grad, grad.shape[1], apart, self.last).zero_()
+            wide[(slice(None), slice(None), *(slice(None, None, step) for step in geometry.stride))] = grad
+            grad = wide
+        reach = [step * (size - 1) for step, size in zip(geometry.dilation, geometry.kernel_size, strict=True)]
+        for axis in range(geometry.spatial_axes - 1, -1, -1):
+            before = reach[axis] - geometry.padding[axis]
+            edges += [before, self.x.shape[2 + axis] + reach[axis] - before - grad.shape[2 + axis]]
+        return F.pad(grad, edges) if any(edges) else grad
+
+    def image(self, grad: Tensor) -> Tensor:
+        """The gradient of the output, lying as the input does."""
+        grad = grad.transpose(1, 2) if self.linear else grad
+        return matrices(grad, self.last).unflatten(2, self.out_size)
+
+
+def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+    """The output of a layer without its bias, channels last where the input is."""
+    layer = _Layer(x, geometry)
+    mixing = _forward_mixing(attention, cells, layer.partition)
+    out = new_images(layer.x, geometry.out_channels, layer.out_size, layer.last)
+    _product(layer.padded(), layer.sliding, mixing, out.flatten(2), layer.partition)
+    return out.transpose(1, 2) if layer.linear else out
+
+
+def backward(
+    grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of input, attentions and cells; each chunk's kernels are mixed again."""
+    layer = _Layer(x, geometry)
+    grad = layer.image(grad)
+    grad_mixing = _mixing_gradient(grad, attention, cells, layer)
+    if not wants_input:
+        return None, *grad_mixing
+    turned = _turned_mixing(attention, cells, layer.partition)
+    sliding = _Sliding(layer.sliding.kernel, (1,) * len(layer.sliding.stride), layer.sliding.dilation)
+    grad_x = new_images(layer.x, layer.x.shape[1], tuple(layer.x.shape[2:]), layer.last)
+    _product(layer.spread(grad), sliding, turned, grad_x.flatten(2), layer.partition)
+    return grad_x.transpose(1, 2) if layer.linear else grad_x, *grad_mixing
+
+
+def _mixing_gradient(grad: Tensor, attention: Tensor, cells: Tensor, layer: _Layer) -> tuple[Tensor, Tensor]:
+    """Of attentions and cells, for the gradient of the output."""
+    partition, padded, stack = layer.partition, layer.padded(), grad.flatten(2)
+    mixing = _forward_mixing(attention, cells, partition)
+    grad_rows, grad_cells = torch.empty_like(mixing.rows), new_sum(mixing.cells)
+    for chunk in _chunks(len(grad), mixing, stack.shape[2], grad.device):
+        seen = _windows(padded[chunk], layer.sliding, partition, partition.cell_shape[1], layer.last)
+        for group, part in enumerate(stack[chunk].split(mixing.width, dim=1)):
+            grad_kernels = torch.bmm(seen, part.transpose(1, 2)).view(-1, mixing.cells.shape[1])
+            rows = grad_rows[group, chunk].flatten(0, 1)
+            torch.mm(grad_kernels, mixing.cells.t(), out=rows)
+            add_product(grad_cells, mixing.rows[group, chunk].flatten(0, 1).t(), grad_kernels)
+    shape = partition.out_groups, len(grad), partition.positions, partition.in_groups, -1
+    grad_attention = grad_rows.view(shape).permute(1, 2, 0, 3, 4).reshape(attention.shape)
+    numbers = grad_cells.to(cells.dtype).view(len(cells), -1, partition.cell_shape[1], partition.cell_shape[0])
+    return grad_attention, numbers.permute(0, 3, 2, 1).reshape(cells.shape)
+
+
+STRATEGY = Strategy("windows", forward, backward, obstacle)
