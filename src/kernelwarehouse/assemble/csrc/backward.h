@@ -25,7 +25,6 @@ struct Backward {
   Int taps;
   bool dense;  // every row that a tap of an output position reads is one step of the padded grid: stride 1
   const float* cells;
-  bool wants_input;
   std::vector<Int> steps;   // from the row of an output position to what a segment reads
   std::vector<Int> origin;  // where the row of every output position starts
   Int width, ins;           // output and input channels of a cell in a block
@@ -205,7 +204,6 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
                 shifts.numel(),
                 dense,
                 cells.const_data_ptr<float>(),
-                wants_input,
                 segment_steps(shifts, x_pitch, layer_of_cells(attention, cells)),
                 {},
                 0,
