@@ -62,7 +62,8 @@ def places(model: nn.Module, image: int) -> list[Place]:
 
     handles = [layer.register_forward_pre_hook(note) for layer in names]
     with torch.no_grad():
-        model.eval()(torch.zeros(1, 3, image, image))
+        device = next(model.parameters()).device  # shapes are enough: "meta" will do
+        model.eval()(torch.zeros(1, 3, image, image, device=device))
     for handle in handles:
         handle.remove()
     return list(found.values())

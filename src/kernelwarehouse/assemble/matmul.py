@@ -16,7 +16,7 @@ from kernelwarehouse.assemble.sums import add_product, new_sum, sum_dtype
 from kernelwarehouse.partition import Partition
 
 
-def _window(tap: Tap, geometry: Geometry, out_size: tuple[int, ...]) -> tuple[slice, ...]:
+def window(tap: Tap, geometry: Geometry, out_size: tuple[int, ...]) -> tuple[slice, ...]:
     """The part of the padded input that a kernel position sees."""
     axes = zip(tap.reach, geometry.stride, out_size, strict=True)
     return tuple(slice(start, start + (size - 1) * stride + 1, stride) for start, stride, size in axes)
@@ -47,7 +47,7 @@ class _Input:
     def columns(self, chunk: slice, tap: Tap) -> Tensor:
         if self.linear:
             return self.padded[chunk].transpose(1, 2)
-        seen = self.padded[(chunk, slice(None), *_window(tap, self.geometry, self.out_size))]
+        seen = self.padded[(chunk, slice(None), *window(tap, self.geometry, self.out_size))]
         return seen.reshape(seen.shape[0] * self.geometry.groups, seen.shape[1] // self.geometry.groups, -1)
 
     def matrices(self, stacked: Tensor) -> Tensor:
@@ -109,25 +109,33 @@ def backward(
         grad_out = source.matrices(grad[chunk])
         for tap in geometry.taps:
             columns, picked = source.columns(chunk, tap), rows[tap.position][:, chunk]
-            grad_kernels = torch.stack(
-                [torch.bmm(grad_out, part.transpose(1, 2)) for part in columns.split(cell_in, dim=1)]
-            ).view(-1, cell_stack.shape[2])
-            grad_rows[tap.position][:, chunk] += (grad_kernels @ cell_stack[tap.inner].t()).view(picked.shape)
+            grad_kernels = _kernel_gradients(grad_out, columns, cell_in).view(-1, cell_stack.shape[2])
+            grad_rows[tap.position][:, chunk].add_((grad_kernels @ cell_stack[tap.inner].t()).view(picked.shape))
             add_product(grad_cells[tap.inner], picked.flatten(0, 2).t(), grad_kernels)
+            del grad_kernels  # as large as what comes now
             if grad_padded is not None:
                 kernels = _mix(picked, cell_stack[tap.inner], geometry)
-                grad_columns = torch.cat([torch.bmm(kernel.transpose(1, 2), grad_out) for kernel in kernels], dim=1)
-                _scatter(grad_padded, grad_columns, chunk, tap, source)
+                parts = [torch.bmm(kernel.transpose(1, 2), grad_out) for kernel in kernels]
+                _scatter(grad_padded, parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), chunk, tap, source)
+                del kernels
     grad_attention = grad_rows.to(x.dtype).permute(2, 0, 3, 1, 4).reshape(attention.shape)
     grad_input = None if grad_padded is None else _unpad(grad_padded, x, geometry).to(x.dtype)
     return grad_input, grad_attention, grad_cells.to(cells.dtype).permute(1, 2, 0).reshape(cells.shape)
 
 
+def _kernel_gradients(grad_out: Tensor, columns: Tensor, cell_in: int) -> Tensor:
+    """`[in groups, samples * groups, out / groups, cell in]`."""
+    found = columns.new_empty(columns.shape[1] // cell_in, *grad_out.shape[:2], cell_in)
+    for place, part in zip(found, columns.split(cell_in, dim=1), strict=True):
+        torch.bmm(grad_out, part.transpose(1, 2), out=place)
+    return found
+
+
 def _scatter(grad_padded: Tensor, grad_columns: Tensor, chunk: slice, tap: Tap, source: _Input) -> None:
     if source.linear:
-        grad_padded[chunk] += grad_columns.transpose(1, 2)
+        grad_padded[chunk].add_(grad_columns.transpose(1, 2))
     else:
-        target = grad_padded[(chunk, slice(None), *_window(tap, source.geometry, source.out_size))]
+        target = grad_padded[(chunk, slice(None), *window(tap, source.geometry, source.out_size))]
         target += grad_columns.reshape(target.shape)
 
 

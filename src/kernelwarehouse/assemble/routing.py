@@ -206,7 +206,9 @@ def _rule_of_launches(question: Question) -> tuple[str, str]:
             return "windows", "kernels of several input groups are mixed in order"
         if geometry.spatial_axes:
             return "pointwise", "one kernel position is one batched product"
-        return "matmul", "a linear layer is one batched product"
+        if partition.in_groups == 1:
+            return "matmul", "a linear layer is one batched product"
+        return "grouped", "a linear layer of cells that are neither rows nor columns of its kernel is assembled"
     if question.positions <= _FEW_WINDOWS:
         return "windows", f"{question.positions} output positions, at most {_FEW_WINDOWS}"
     return "grouped", f"{question.positions} output positions"

@@ -6,7 +6,8 @@ Sums over kernel positions are sums of one product, which libraries take in floa
 whatever the kernel, and pays where windows are small beside kernels: on small maps, on a GPU.
 
 Layers of several groups of output channels take a product for each. The gradient of the input is the same computation
-the other way round: windows of the output's gradient, spread out by the stride, and kernels turned around.
+the other way round: windows of the output's gradient, and kernels turned around. With a stride, where most numbers of
+such windows would be zeros, gradients of windows are added up position by position instead.
 """
 
 import math
@@ -20,8 +21,9 @@ from torch.nn import functional as F
 from kernelwarehouse.assemble.blocks import ON_CPU, block_size, chunks
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.layout import channels_last, matrices, new_images, write_product
+from kernelwarehouse.assemble.matmul import window
 from kernelwarehouse.assemble.strategy import Strategy
-from kernelwarehouse.assemble.sums import add_product, new_sum
+from kernelwarehouse.assemble.sums import add_product, new_sum, sum_dtype
 from kernelwarehouse.partition import Partition
 
 
@@ -80,10 +82,10 @@ class _Mixing:
         """Of a sample's kernels, of one group."""
         return self.rows.shape[2] * self.cells.shape[1]
 
-    def kernels(self, group: int, chunk: slice) -> Tensor:
-        """`[samples, what is summed over, width]`."""
-        rows = self.rows[group, chunk]
-        return torch.mm(rows.flatten(0, 1), self.cells).view(rows.shape[0], -1, self.width)
+    def kernels(self, chunk: slice) -> Tensor:
+        """`[groups, samples, what is summed over, width]`."""
+        rows = self.rows[:, chunk]
+        return torch.mm(rows.flatten(0, 2), self.cells).view(*rows.shape[:2], -1, self.width)
 
 
 def _grid(attention: Tensor, partition: Partition) -> Tensor:
@@ -110,7 +112,7 @@ def _turned_mixing(attention: Tensor, cells: Tensor, partition: Partition) -> _M
 def _chunks(batch: int, mixing: _Mixing, places: int, device: torch.device) -> list[slice]:
     """Slices of the batch whose kernels fit a block, and whose windows do."""
     windows = mixing.numbers // mixing.width * places
-    return chunks(batch, max(mixing.numbers, windows), block_size(device, ON_CPU))
+    return chunks(batch, max(len(mixing.rows) * mixing.numbers, windows), block_size(device, ON_CPU))
 
 
 def _product(padded: Tensor, sliding: _Sliding, mixing: _Mixing, out: Tensor, partition: Partition) -> Tensor:
@@ -118,8 +120,8 @@ def _product(padded: Tensor, sliding: _Sliding, mixing: _Mixing, out: Tensor, pa
     last, channels = out.stride(2) != 1, mixing.cells.shape[1] // mixing.width // _inside(partition)
     for chunk in _chunks(len(out), mixing, out.shape[2], out.device):
         seen = _windows(padded[chunk], sliding, partition, channels, last)
-        for group, part in enumerate(out[chunk].split(mixing.width, dim=1)):
-            write_product(part, mixing.kernels(group, chunk).transpose(1, 2), seen)
+        for part, kernels in zip(out[chunk].split(mixing.width, dim=1), mixing.kernels(chunk), strict=True):
+            write_product(part, kernels.transpose(1, 2), seen)
     return out
 
 
@@ -146,6 +148,11 @@ class _Layer:
         shape = geometry.partition.kernel_shape, geometry.partition.cell_shape
         self.partition = Partition((*shape[0], 1), (*shape[1], 1)) if self.linear else geometry.partition
 
+    @property
+    def flat(self) -> bool:
+        """Whether the only kernel position visits every place of the input, and none around it."""
+        return math.prod(self.sliding.kernel) == max(self.sliding.stride) == 1 and not any(self.geometry.padding)
+
     def padded(self) -> Tensor:
         edges = [edge for pad in reversed(self.geometry.padding) for edge in (pad, pad)]
         return F.pad(self.x, edges) if any(edges) else self.x
@@ -155,11 +162,6 @@ class _Layer:
         geometry, edges = self.geometry, []
         if self.linear:
             return grad
-        if max(geometry.stride) > 1:
-            apart = tuple((size - 1) * step + 1 for size, step in zip(self.out_size, geometry.stride, strict=True))
-            wide = new_images(grad, grad.shape[1], apart, self.last).zero_()
-            wide[(slice(None), slice(None), *(slice(None, None, step) for step in geometry.stride))] = grad
-            grad = wide
         reach = [step * (size - 1) for step, size in zip(geometry.dilation, geometry.kernel_size, strict=True)]
         for axis in range(geometry.spatial_axes - 1, -1, -1):
             before = reach[axis] - geometry.padding[axis]
@@ -187,28 +189,62 @@ def backward(
     """Gradients of input, attentions and cells; each chunk's kernels are mixed again."""
     layer = _Layer(x, geometry)
     grad = layer.image(grad)
-    grad_mixing = _mixing_gradient(grad, attention, cells, layer)
+    mixing = _forward_mixing(attention, cells, layer.partition)
+    grad_mixing = _mixing_gradient(grad, attention, cells, mixing, layer)
     if not wants_input:
         return None, *grad_mixing
-    turned = _turned_mixing(attention, cells, layer.partition)
-    sliding = _Sliding(layer.sliding.kernel, (1,) * len(layer.sliding.stride), layer.sliding.dilation)
+    if max(layer.sliding.stride) > 1:
+        return _folded(grad, mixing, layer), *grad_mixing
     grad_x = new_images(layer.x, layer.x.shape[1], tuple(layer.x.shape[2:]), layer.last)
-    _product(layer.spread(grad), sliding, turned, grad_x.flatten(2), layer.partition)
+    if layer.flat and len(mixing.rows) == 1:  # the kernels of forward are in order for this product too
+        for chunk in _chunks(len(grad), mixing, 0, grad.device):
+            write_product(grad_x.flatten(2)[chunk], mixing.kernels(chunk)[0], grad.flatten(2)[chunk])
+    else:
+        turned = _turned_mixing(attention, cells, layer.partition)
+        _product(layer.spread(grad), layer.sliding, turned, grad_x.flatten(2), layer.partition)
     return grad_x.transpose(1, 2) if layer.linear else grad_x, *grad_mixing
 
 
-def _mixing_gradient(grad: Tensor, attention: Tensor, cells: Tensor, layer: _Layer) -> tuple[Tensor, Tensor]:
+def _folded(grad: Tensor, mixing: _Mixing, layer: _Layer) -> Tensor:
+    """The gradient of the input as a sum over the kernel's positions."""
+    geometry, partition, stack = layer.geometry, layer.partition, grad.flatten(2)
+    wide, several = sum_dtype(grad.dtype), partition.out_groups > 1
+    like = grad.new_empty(len(grad), 0, dtype=wide if several else grad.dtype)
+    grad_windows = new_images(like, mixing.numbers // mixing.width, layer.out_size, layer.last)
+    for chunk in _chunks(len(grad), mixing, 0, grad.device):
+        flowing, parts = grad_windows.flatten(2)[chunk], stack[chunk].split(mixing.width, dim=1)
+        for group, (kernels, part) in enumerate(zip(mixing.kernels(chunk), parts, strict=True)):
+            if layer.last:
+                add_product(flowing.transpose(1, 2), part.transpose(1, 2), kernels.transpose(1, 2), first=group == 0)
+            else:
+                add_product(flowing, kernels, part, first=group == 0)
+    seen = grad_windows.unflatten(
+        1, (partition.positions, partition.in_groups, _inside(partition), partition.cell_shape[1])
+    )
+    space = tuple(size + 2 * pad for size, pad in zip(layer.x.shape[2:], geometry.padding, strict=True))
+    total = new_images(like.to(wide), layer.x.shape[1], space, layer.last).zero_()
+    groups = total.unflatten(1, (partition.in_groups, -1))
+    for tap in geometry.taps:
+        place = (slice(None), slice(None), slice(None), *window(tap, geometry, layer.out_size))
+        groups[place].add_(seen[:, tap.position, :, tap.inner])
+    edges = [-edge for pad in reversed(geometry.padding) for edge in (pad, pad)]
+    return matrices(F.pad(total, edges).to(grad.dtype), layer.last).unflatten(2, layer.x.shape[2:])
+
+
+def _mixing_gradient(
+    grad: Tensor, attention: Tensor, cells: Tensor, mixing: _Mixing, layer: _Layer
+) -> tuple[Tensor, Tensor]:
     """Of attentions and cells, for the gradient of the output."""
     partition, padded, stack = layer.partition, layer.padded(), grad.flatten(2)
-    mixing = _forward_mixing(attention, cells, partition)
     grad_rows, grad_cells = torch.empty_like(mixing.rows), new_sum(mixing.cells)
     for chunk in _chunks(len(grad), mixing, stack.shape[2], grad.device):
         seen = _windows(padded[chunk], layer.sliding, partition, partition.cell_shape[1], layer.last)
-        for group, part in enumerate(stack[chunk].split(mixing.width, dim=1)):
-            grad_kernels = torch.bmm(seen, part.transpose(1, 2)).view(-1, mixing.cells.shape[1])
-            rows = grad_rows[group, chunk].flatten(0, 1)
-            torch.mm(grad_kernels, mixing.cells.t(), out=rows)
-            add_product(grad_cells, mixing.rows[group, chunk].flatten(0, 1).t(), grad_kernels)
+        grad_kernels = seen.new_empty(partition.out_groups, *seen.shape[:2], mixing.width)
+        for place, part in zip(grad_kernels, stack[chunk].split(mixing.width, dim=1), strict=True):
+            torch.bmm(seen, part.transpose(1, 2), out=place)
+        flat, rows = grad_kernels.view(-1, mixing.cells.shape[1]), mixing.rows[:, chunk]
+        grad_rows[:, chunk] = (flat @ mixing.cells.t()).view(rows.shape)
+        add_product(grad_cells, rows.flatten(0, 2).t(), flat)
     shape = partition.out_groups, len(grad), partition.positions, partition.in_groups, -1
     grad_attention = grad_rows.view(shape).permute(1, 2, 0, 3, 4).reshape(attention.shape)
     numbers = grad_cells.to(cells.dtype).view(len(cells), -1, partition.cell_shape[1], partition.cell_shape[0])
