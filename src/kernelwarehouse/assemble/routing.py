@@ -157,11 +157,11 @@ def _basis_pays(question: Question, attention: Attention) -> bool:
 def _candidates(x: Tensor, question: Question) -> list[Strategy]:
     """Strategies that are worth a try on a layer.
 
-    The definition is none of them, as it keeps what is large; nor are products of matrices of a single row, nor, on a
-    CPU, windows, which are copied through its caches and were never the fastest of ResNet18's layers.
+    The definition is none of them, as it keeps what is large; nor are products of matrices of a single row, nor
+    windows where compiled kernels do the same in cache: for none of ResNet18's layers were they faster.
     """
     hopeless = {"plain", "matmul"} if question.geometry.partition.kernel_shape[1] == 1 else {"plain"}
-    hopeless |= {"windows"} if question.device.type == "cpu" else set()
+    hopeless |= {"windows"} if STRATEGIES["native"].obstacle(x, question.geometry) is None else set()
     return [
         strategy
         for strategy in STRATEGIES.values()

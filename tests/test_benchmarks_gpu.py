@@ -1,0 +1,64 @@
+"""The command for a person with a GPU runs where there is none, and what it writes is what layers then do."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import gpu
+from benchmarks.cases import converted_network
+
+from kernelwarehouse.assemble import STRATEGIES, grouped, route_table, routing
+from kernelwarehouse.assemble.strategy import Strategy
+from kernelwarehouse.layers import WarehouseLayer
+
+SMALL = ["--device", "cpu", "--preset", "kw1x_small_resnet", "--batch", "2", "--rounds", "1", "--dtype", "bfloat16"]
+
+
+def test_the_table_is_what_the_route_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "routes.json"
+    gpu.main([*SMALL, "--mode", "training", "--layout", "contiguous", "--out", str(out)])
+    choices = route_table.read(out)
+    monkeypatch.setenv(route_table.VARIABLE, str(out))
+    monkeypatch.setattr(routing, "_answers", {})
+    model = converted_network("kw1x_small_resnet").train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(torch.randn(2, 3, 32, 32))
+    layers = [layer for layer in model.modules() if isinstance(layer, WarehouseLayer)]
+    assert len(choices) == len({(layer.geometry, layer.attention.shape) for layer in layers})
+    for layer in layers:
+        assert layer.route.reason == "chosen before by measuring"
+    assert {(layer.route.forward, layer.route.backward) for layer in layers} == {
+        (choice.forward, choice.backward) for choice in choices.values()
+    }
+
+
+def test_a_strategy_that_is_wrong_is_found_and_nothing_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(*arguments: object) -> tuple[torch.Tensor | None, ...]:
+        grads = list(grouped.backward(*arguments))
+        grads[2] = grads[2] * 1.1
+        return tuple(grads)
+
+    monkeypatch.setitem(STRATEGIES, "grouped", Strategy("grouped", grouped.forward, wrong))
+    monkeypatch.setenv("COLUMNS", "160")
+    out = tmp_path / "routes.json"
+    with pytest.raises(SystemExit, match="is wrong on this device"):
+        gpu.main([*SMALL, "--out", str(out)])
+    assert not out.exists()
+    failed = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
+    assert failed
+    assert all("grouped" in line for line in failed)
+
+
+def test_counting_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    gpu.main(["--paper", "--preset", "kw1x_small_resnet", "--batch", "64", "--dtype", "bfloat16"])
+    shown = capsys.readouterr().out
+    assert shown.count("kw1x_small_resnet") == 2  # layouts
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_command_says_what_can_be_done() -> None:
+    with pytest.raises(SystemExit, match=r"sees no GPU.*--paper"):
+        gpu.main([])
