@@ -140,11 +140,12 @@ def _trained(layer: WarehouseLayer, tau: float) -> WarehouseLayer:
 
 def _step(layer: WarehouseLayer, x: Tensor, way: str) -> dict[str, Tensor]:
     """Output and the gradients of the input and of all parameters."""
-    x = x.detach().requires_grad_()
+    layer.to(DEVICE)
+    x = x.detach().to(DEVICE).requires_grad_()
     layer.zero_grad(set_to_none=True)
     with force(way):
         out = layer(x)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out)
     out.backward(weight)
     grads = {name: parameter.grad for name, parameter in layer.named_parameters()}
     return {"out": out.detach(), "x": x.grad, **grads}
@@ -234,7 +235,7 @@ def test_only_wanted_gradients() -> None:
     x, coefficients, factors, cells = (leaf.detach() for leaf in leaves)
     cells.requires_grad_()
     out = evaluate_factored(x, coefficients, factors, cells, SQUARE)
-    out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+    out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out))
     assert x.grad is None
     _assert_close(cells.grad, expected, 1e-12)
 
@@ -242,7 +243,7 @@ def test_only_wanted_gradients() -> None:
 def test_other_memory_formats() -> None:
     leaves = _tensors(Case(SQUARE, 4, 5, (6, 5), 0), 3, torch.float64)
     expected = _results("plain", leaves, SQUARE)
-    wide = torch.zeros(8, 8, 6, 10, dtype=torch.float64)
+    wide = torch.zeros(8, 8, 6, 10, dtype=torch.float64, device=DEVICE)
     wide[::2, :, :, ::2] = leaves[0].detach()
     for odd in (leaves[0].detach().to(memory_format=torch.channels_last), wide[::2, :, :, ::2]):
         assert not odd.is_contiguous()
@@ -253,13 +254,13 @@ def test_other_memory_formats() -> None:
 
 def test_autocast_computes_in_its_type_and_keeps_gradients_in_theirs() -> None:
     layer = _trained(Conv2d(16, 16, 3, padding=1, config=WarehouseConfig(2)), 0.3)
-    x = torch.randn(8, 16, 6, 6)
+    x = torch.randn(8, 16, 6, 6, device=DEVICE)
     expected = _step(layer, x, "plain")
-    with torch.autocast("cpu", dtype=torch.bfloat16), force("hidden"):
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16), force("hidden"):
         out = layer(x)
     layer.zero_grad(set_to_none=True)
     assert out.dtype == torch.bfloat16
-    out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype))
+    out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out))
     assert (out - expected["out"]).abs().max() <= 0.05 * expected["out"].abs().max()
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None
