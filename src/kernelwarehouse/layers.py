@@ -85,9 +85,11 @@ class WarehouseLayer(nn.Module):
     def _evaluate(self, x: Tensor, seen: Tensor) -> Tensor:
         """`x` as `Geometry` wants it; `seen` is what the attention looks at."""
         require_computable(x.device, x.dtype)
-        out, route = evaluate_layer(x, seen, self.attention, self.warehouse, self.geometry, self.prepared)
+        # A module's own look-up of its parts takes longer than a small product.
+        attention, warehouse = cast(Attention, self._modules["attention"]), cast(Warehouse, self._modules["warehouse"])
+        out, route = evaluate_layer(x, seen, attention, warehouse, self.geometry, self.prepared)
         if not torch.compiler.is_compiling():
-            self.__dict__["route"] = route  # a module's own way to set an attribute takes longer than a small product
+            self.__dict__["route"] = route  # as does its own way to set an attribute
         return out
 
     def train(self, mode: bool = True) -> Self:

@@ -59,7 +59,7 @@ def _parameters(attention: Attention, x: Tensor) -> tuple[object, ...] | None:
         if part._forward_hooks or part._forward_pre_hooks:  # somebody wants to see the steps
             return None
     first, scale, statistics, logits = fc1._parameters, norm._parameters, norm._buffers, fc2._parameters
-    weight, mean = first["weight"], statistics["running_mean"]
+    weight, mean = first.get("weight"), statistics.get("running_mean")  # replicas have their tensors elsewhere
     if norm.training or mean is None or weight is None or weight.dtype != torch.float32:
         return None
     if x.dim() < 2 or x.shape[1] != weight.shape[1] or x.numel() == 0:  # the steps say what is wrong
