@@ -60,9 +60,12 @@ struct Chunks {
     blocks = (layer.cell_out + width - 1) / width;
     ins = layer.cell_in;
     const Int most = second_level() / (layer.n * width);  // input channels whose packed cells stay near
-    while (mixer.packs() && ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins > most) ins /= 2;
+    // Cells that come from memory are read in whole rows, by as many samples as can be: short pieces of them would cost more
+    // than kernels that are farther away.
+    const bool far = layer.n * layer.cell() > 4 * third_level();
+    while (mixer.packs() && ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins > most && !far) ins /= 2;
     pitch = width * ins + kWide;  // no power of two, as for rows
-    together = std::min(pairs, std::max<Int>(1, mixer.room() / (layer.segments * pitch)));
+    together = std::min(pairs, std::max<Int>(1, (far ? kBlock : mixer.room()) / (layer.segments * pitch)));
     const Int threads = at::get_num_threads();
     runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
     run = (pairs + runs - 1) / runs;
