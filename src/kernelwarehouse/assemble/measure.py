@@ -64,7 +64,7 @@ def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: 
 
 def _give_memory_back() -> None:
     """Trials leave holes between what a training step keeps; without this, its first peak would be a third higher."""
-    with suppress(OSError, AttributeError):  # glibc has this, others do not
+    with suppress(OSError, AttributeError, TypeError):  # glibc has this, others do not
         ctypes.CDLL(None).malloc_trim(0)
 
 
