@@ -154,6 +154,16 @@ def test_saves_its_inputs_and_nothing_else(way: str) -> None:
     assert saved == [tensor.data_ptr() for tensor in inputs]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_are_nobodys_views(way: str) -> None:
+    """Only then does autograd add those of a warehouse's next layer in their place, without a third copy."""
+    inputs = [tensor.requires_grad_() for tensor in _tensors()]
+    with force(way):
+        out = evaluate(*inputs, SQUARE)
+    cells_gradient = torch.autograd.grad(out.sum(), inputs)[2]
+    assert cells_gradient._base is None
+
+
 def test_double_backward_is_refused_and_plain_allows_it() -> None:
     inputs = [tensor.requires_grad_() for tensor in _tensors()]
     out = evaluate(*inputs, SQUARE)

@@ -275,6 +275,16 @@ def test_choices_of_a_run_come_before_those_of_the_machine(measuring: Path) -> N
     assert layer.route.forward == machine
 
 
+def test_runs_inside_each_other_end_one_by_one(measuring: Path) -> None:
+    layer, x, outer, inner = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6), {}, {}
+    with route_table.keeping(outer), torch.no_grad():
+        with route_table.keeping(inner):
+            pass  # both are empty, and alike
+        layer(x)
+    assert len(outer) == 1
+    assert inner == {}
+
+
 def test_a_run_keeps_what_it_took(measuring: Path) -> None:
     layer, x, choices = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6), {}
     key = _key_of(layer, x, measuring)

@@ -86,7 +86,8 @@ def keeping(choices: Choices) -> Iterator[None]:
     try:
         yield
     finally:
-        _kept.remove(choices)
+        # By what it is, not by what it holds: another run may have made the same choices.
+        _kept[:] = [other for other in _kept if other is not choices]
         _changes += 1
 
 
