@@ -66,7 +66,9 @@ class Recomputed(Function):
         refuse_second_derivative()
         with torch.autocast(grad.device.type, enabled=False):
             grads = ctx.strategy.backward(grad, *ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad[4])
-        return None, None, None, None, *map(_owner, grads)
+        *others, cells = grads
+        # The cells' would be copied into their order at the end of backward; before that, it would be added to a copy.
+        return None, None, None, None, *map(_owner, others), _owner(cells if cells is None else cells.contiguous())
 
 
 def _owner(grad: Tensor | None) -> Tensor | None:
