@@ -24,14 +24,41 @@ MIXING = ["mixup=0.4", "cutmix=0.4", "mix_probability=0.7", "learning_rate=0.02"
 EPOCHS = 6
 STEPS = 4 * EPOCHS
 
+# The command line with one thing more: from a line of the metrics on it waits until a file says that the signal was
+# sent. Else a run might be over before this process, on a machine with other work, gets to send it.
+WAITING = """
+import sys, time
+from pathlib import Path
+from kernelwarehouse.cli import main
+from kernelwarehouse.training.metrics import MetricsLog, read_metrics
 
-def command(data: Path, output: Path, *, workers: int, checkpoint_seconds: float = 0) -> list[str]:
-    arguments = f"train kw1x_resnet18 --data {data} --recipe small --output {output} --epochs {EPOCHS} --batch-size 16 "
-    arguments += f"--workers {workers} --report-every 1 --checkpoint-seconds {checkpoint_seconds} "
-    arguments += "--device-batch-size 8 --seed 3 "
-    arguments += "--model-arg channels=[8,8,16,16] --model-arg layers=[1,1,1,1]"
+wait_from, signalled, write = int(sys.argv[1]), Path(sys.argv[2]), MetricsLog.write
+
+def write_and_wait(self, *what):
+    write(self, *what)
+    while len(read_metrics(self._path)) >= wait_from and not signalled.exists():
+        time.sleep(0.005)
+
+MetricsLog.write = write_and_wait
+sys.exit(main(sys.argv[3:]))
+"""
+# So that signals fall into the middle of steps as well, the run goes on for some lines.
+AHEAD = 3
+
+
+def arguments(data: Path, output: Path, *, workers: int, checkpoint_seconds: float = 0) -> list[str]:
+    words = f"train kw1x_resnet18 --data {data} --recipe small --output {output} --epochs {EPOCHS} --batch-size 16 "
+    words += f"--workers {workers} --report-every 1 --checkpoint-seconds {checkpoint_seconds} "
+    words += "--device-batch-size 8 --seed 3 "
+    words += "--model-arg channels=[8,8,16,16] --model-arg layers=[1,1,1,1]"
     settings = [word for text in RECIPE + MIXING for word in ("--set", text)]
-    return [sys.executable, "-m", "kernelwarehouse", *arguments.split(), *settings]
+    return [*words.split(), *settings]
+
+
+def run(words: list[str]) -> str:
+    """The command line, to its end; what it printed."""
+    whole = [sys.executable, "-m", "kernelwarehouse", *words]
+    return subprocess.run(whole, env=environment(), check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def environment() -> dict[str, str]:
@@ -40,11 +67,14 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def started(words: list[str], metrics: Path, lines: int) -> Iterator[subprocess.Popen[str]]:
-    """The command, once it has reported so often. What is left of it afterwards, its workers included, is killed."""
+    """The command line, once it has reported so often, waiting for `send` a little later. What is left of it
+    afterwards, its workers included, is killed."""
+    waiting = [sys.executable, "-c", WAITING, str(lines + AHEAD), str(signalled(metrics)), *words]
+    signalled(metrics).unlink(missing_ok=True)
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     # Where the tests run in the background of a shell, Ctrl-C is ignored, and children inherit that.
     heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    process = subprocess.Popen(words, env=environment(), start_new_session=True, **pipes, **heeding)
+    process = subprocess.Popen(waiting, env=environment(), start_new_session=True, **pipes, **heeding)
     try:
         while len(read_metrics(metrics)) < lines:
             if process.poll() is not None:
@@ -55,6 +85,16 @@ def started(words: list[str], metrics: Path, lines: int) -> Iterator[subprocess.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def signalled(metrics: Path) -> Path:
+    return metrics.parent.with_suffix(".signalled")
+
+
+def send(process: subprocess.Popen[str], number: signal.Signals, metrics: Path) -> None:
+    """To the run and its workers, as from a terminal or a scheduler."""
+    os.killpg(process.pid, number)
+    signalled(metrics).touch()
 
 
 def kill_after(words: list[str], metrics: Path, lines: int, delay: float) -> int:
@@ -69,7 +109,7 @@ def kill_after(words: list[str], metrics: Path, lines: int, delay: float) -> int
 def whole(striped_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unbroken run."""
     output = tmp_path_factory.mktemp("runs") / "whole"
-    subprocess.run(command(striped_npz, output, workers=1), env=environment(), check=True)
+    run(arguments(striped_npz, output, workers=1))
     return output
 
 
@@ -96,38 +136,37 @@ def test_killed_runs_end_with_the_weights_of_an_unbroken_one(whole: Path, stripe
     # Kills during the first steps, in the middle of an epoch, and around its end; with other numbers of workers.
     reached = 0
     for lines, delay, workers in ((1, 0.0, 2), (9, 0.013, 0), (16, 0.031, 1)):
-        words = command(striped_npz, broken, workers=workers)
+        words = arguments(striped_npz, broken, workers=workers)
         step = kill_after(words, broken / "metrics.jsonl", lines, delay)
         assert reached < step < STEPS
         reached = step
-    last = command(striped_npz, broken, workers=1)
-    shown = subprocess.run(last, env=environment(), check=True, capture_output=True, text=True).stdout
-    assert f"resuming {broken} at step" in shown
+    assert f"resuming {broken} at step" in run(arguments(striped_npz, broken, workers=1))
     assert_same_run(whole, broken)
 
 
 def test_sigterm_writes_a_checkpoint_and_ctrl_c_damages_nothing(whole: Path, striped_npz: Path, tmp_path: Path) -> None:
-    """Both reach the workers as well, as from a terminal or a scheduler. No checkpoint is due within an epoch here."""
+    """Both reach the workers as well. No checkpoint is due within an epoch here."""
     broken = tmp_path / "broken"
-    words = command(striped_npz, broken, workers=2, checkpoint_seconds=1000)
-    with started(words, broken / "metrics.jsonl", 6) as process:
-        os.killpg(process.pid, signal.SIGTERM)
+    metrics = broken / "metrics.jsonl"
+    words = arguments(striped_npz, broken, workers=2, checkpoint_seconds=1000)
+    with started(words, metrics, 6) as process:
+        send(process, signal.SIGTERM, metrics)
         said = process.communicate()[1]
     assert process.returncode == 143
     assert "Traceback" not in said
     assert f"the checkpoint is in {broken / 'last'}, and the same command goes on from there" in said
     reached = torch.load(broken / "last" / "training.pt", weights_only=True)["trainer"]["steps_done"]
     assert 5 <= reached < STEPS
-    assert read_metrics(broken / "metrics.jsonl")[-1]["step"] == reached
+    assert read_metrics(metrics)[-1]["step"] == reached
 
-    with started(words, broken / "metrics.jsonl", reached + reached // 4 + 2) as process:
-        os.killpg(process.pid, signal.SIGINT)
+    with started(words, metrics, reached + reached // 4 + 2) as process:
+        send(process, signal.SIGINT, metrics)
         said = process.communicate()[1]
     assert process.returncode == 130
     assert "_worker_loop" not in said  # through which every traceback of a worker goes
     assert "_bootstrap" not in said
 
-    subprocess.run(command(striped_npz, broken, workers=1), env=environment(), check=True)
+    run(arguments(striped_npz, broken, workers=1))
     assert_same_run(whole, broken)
 
 
@@ -135,9 +174,9 @@ def test_folder_is_locked_until_its_process_dies(
     striped_npz: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "run"
-    words = command(striped_npz, output, workers=2)
+    words = arguments(striped_npz, output, workers=2)
     with started(words, output / "metrics.jsonl", 1) as process:
-        assert main(words[3:]) == 2
+        assert main(words) == 2
         assert f"{output} is in use by process {process.pid} on " in capsys.readouterr().err
         # Only the process itself is killed; its workers live on for a while, and do not hold the lock.
         process.kill()
