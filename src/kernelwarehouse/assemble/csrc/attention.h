@@ -138,11 +138,12 @@ inline Tensor attention(const Tensor& x, const Tensor& fc1, const Tensor& norm_w
   return attention_weights(logits.view({logits.size(0), mixtures, -1}), beta, tau, epsilon);
 }
 
-// For mixing through the hidden vector: (the hidden vector and a 1 [batch, hidden + 1], 1 / normaliser [batch, mixtures]).
+// For mixing through the hidden vector: (the hidden vector and a 1 [batch, hidden + 1], 1 / normaliser [batch,
+// mixtures]).
 inline std::tuple<Tensor, Tensor> attention_coefficients(const Tensor& x, const Tensor& fc1, const Tensor& norm_weight,
-                                                         const Tensor& norm_bias, const Tensor& mean, const Tensor& variance,
-                                                         double norm_epsilon, const Tensor& fc2, const Tensor& fc2_bias,
-                                                         Int mixtures, double epsilon) {
+                                                         const Tensor& norm_bias, const Tensor& mean,
+                                                         const Tensor& variance, double norm_epsilon, const Tensor& fc2,
+                                                         const Tensor& fc2_bias, Int mixtures, double epsilon) {
   const Tensor hidden = attention_hidden(x, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
   const Tensor logits = small_linear(hidden, fc2, fc2_bias);
   const Int batch = hidden.size(0), width = hidden.size(1), cells = logits.size(1) / mixtures;

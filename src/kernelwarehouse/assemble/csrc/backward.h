@@ -1,7 +1,7 @@
 // Backward of forward_taps: kernels are mixed again, a block of every cell at a time, for some samples at a time.
 //
-// Within a block everything is laid out as [row = (sample, out group, segment)][panel of input channels][output channel]
-// [input channel of the panel], so that products find what they read one after the other:
+// Within a block everything is laid out as [row = (sample, out group, segment)][panel of input channels][output
+// channel] [input channel of the panel], so that products find what they read one after the other:
 //   kernels      = attention x cells              (mixed again, for the gradient of the input)
 //   grad_kernels = grad of output x input         (summed over positions; takes the place of the kernels)
 //   grad of attention += grad_kernels x cells'    grad of cells += attention' x grad_kernels
@@ -38,8 +38,8 @@ struct Backward {
   Int pitch() const { return width * ins + kWide; }                    // of a block's rows; no power of two
 
   void choose_blocks() {
-    // Many samples make packing the cells pay, as long as their inputs and gradients stay in cache; so do large blocks make
-    // reading inputs and gradients again for each.
+    // Many samples make packing the cells pay, as long as their inputs and gradients stay in cache; so do large blocks
+    // make reading inputs and gradients again for each.
     constexpr Int enough_rows = 192;
     const bool small = layer.n * layer.cell() <= third_level();  // cells that stay in cache are cheap to read again
     const Int sample_rows = padded_places * x_pitch * 2 + grad_places() * grad_pitch;
@@ -69,10 +69,10 @@ inline void mix_block(const Backward& call, const float* attention, Int rows, co
   }
 }
 
-// The gradient of one pair's kernels [segment][block]: for every segment, the sum over positions of grad of output (position,
-// channel), packed as columns, times input (position, in channel).
-inline void find_kernel_gradient(const Backward& call, const float* x_rows, const float* grad_columns, const Block& block,
-                                 float* grad_kernels) {
+// The gradient of one pair's kernels [segment][block]: for every segment, the sum over positions of grad of output
+// (position, channel), packed as columns, times input (position, in channel).
+inline void find_kernel_gradient(const Backward& call, const float* x_rows, const float* grad_columns,
+                                 const Block& block, float* grad_kernels) {
   // A panel of the input stays nearest while all output channels use it.
   const Int near = first_level() * 7 / 8 / (kWide + kTall), parts = (call.positions + near - 1) / near;
   const Int part = (call.positions + parts - 1) / parts;
@@ -92,8 +92,8 @@ inline void find_kernel_gradient(const Backward& call, const float* x_rows, cons
 
 // Adds to the gradient of one sample's input, as rows, what flows through the kernels of one pair: every place of the
 // input gathers from the output positions that read it. Only for stride 1.
-inline void gather_input_gradient(const Backward& call, const float* kernels, const float* grad_rows, const Block& block,
-                                  float* grad_x_rows) {
+inline void gather_input_gradient(const Backward& call, const float* kernels, const float* grad_rows,
+                                  const Block& block, float* grad_x_rows) {
   std::vector<Int> back;
   for (Int tap = 0; tap < call.taps; ++tap) back.push_back(-call.shifts[tap] * call.grad_pitch);
   for (Int group = 0; group < call.in_groups(); ++group)
@@ -111,8 +111,8 @@ inline void gather_input_gradient(const Backward& call, const float* kernels, co
 }
 
 // The same for any stride: every output position scatters to the places it reads.
-inline void scatter_input_gradient(const Backward& call, const float* kernels, const float* grad_rows, const Block& block,
-                                   float* grad_x_rows) {
+inline void scatter_input_gradient(const Backward& call, const float* kernels, const float* grad_rows,
+                                   const Block& block, float* grad_x_rows) {
   for_panels(block.ins, [&](Int c, Int columns) {
     for (Int segment = 0; segment < call.layer.segments; ++segment) {
       const AlongRows product{block.width, kernels + segment * call.pitch() + c * block.width, columns};
@@ -145,7 +145,8 @@ inline void add_attention_gradient(const Backward& call, const float* grad_kerne
           const AlongRows product{block.width * columns, turned.data() + cell, lanes};
           float* to = grad_attention + first + cell;
           for_row_tiles(rows, [&](Int row, Int tall) {
-            const auto a = starts(tall, [&](Int r) { return grad_kernels + (row + r) * call.pitch() + c * block.width; });
+            const auto a =
+                starts(tall, [&](Int r) { return grad_kernels + (row + r) * call.pitch() + c * block.width; });
             const auto targets = starts(tall, [&](Int r) { return to + (row + r) * pitch; });
             multiply_tile(product, tall, width, a, targets, true);
           });
@@ -156,8 +157,8 @@ inline void add_attention_gradient(const Backward& call, const float* grad_kerne
 }
 
 // grad_cells [n][block] (+)= attention' [n][rows], packed as columns, x grad_kernels [rows][block].
-inline void find_cell_gradient(const Backward& call, const float* attention_columns, const float* grad_kernels, Int rows,
-                               const Block& block, bool add, float* grad_cells) {
+inline void find_cell_gradient(const Backward& call, const float* attention_columns, const float* grad_kernels,
+                               Int rows, const Block& block, bool add, float* grad_cells) {
   const Int n = call.layer.n, cell_in = call.layer.cell_in;
   std::vector<Int> lines(rows);
   for (Int row = 0; row < rows; ++row) lines[row] = row * call.pitch();
@@ -236,7 +237,8 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
         for (Int cell = 0; cell < columns_size; cell += layer.cell_out * call.positions)
           for (Int first = 0; first < layer.cell_out; first += call.width) {
             const Int width = std::min(call.width, layer.cell_out - first), block = cell + first * call.positions;
-            pack_columns(own + block, 1, call.positions, call.positions, width, grad_columns.data() + b * columns_size + block);
+            pack_columns(own + block, 1, call.positions, call.positions, width,
+                         grad_columns.data() + b * columns_size + block);
           }
       }
     });
@@ -245,7 +247,8 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
     if (wants_input) grad_x_rows.assign(samples * x_size, 0.0f);
     for (Int first = 0; first < layer.cell_out; first += call.width)
       for (Int in = 0; in < layer.cell_in; in += call.ins) {
-        const Block block{first, std::min(call.width, layer.cell_out - first), in, std::min(call.ins, layer.cell_in - in)};
+        const Block block{first, std::min(call.width, layer.cell_out - first), in,
+                          std::min(call.ins, layer.cell_in - in)};
         if (wants_input)
           at::parallel_for(0, block.width, 1, [&](Int begin, Int end) {
             mix_block(call, alpha, rows, block, begin, end, kernels.data());
@@ -256,8 +259,8 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
             float* own = kernels.data() + pair * layer.segments * call.pitch();
             if (wants_input) {
               const auto add_input_gradient = call.dense ? gather_input_gradient : scatter_input_gradient;
-              add_input_gradient(call, own, grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch + channel, block,
-                                 grad_x_rows.data() + b * x_size);
+              add_input_gradient(call, own, grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch + channel,
+                                 block, grad_x_rows.data() + b * x_size);
             }
             find_kernel_gradient(call, x_rows.data() + b * x_size,
                                  grad_columns.data() + b * columns_size + channel * call.positions, block, own);

@@ -1,8 +1,9 @@
 // Depth-wise 3x3 layers: an input channel for every output channel (or for a few of them).
 //
-// The kernels are small, so all of them are mixed at once; what costs is moving the activations. Each channel is copied,
-// padded, into a buffer that stays in the first-level cache; a row of outputs is then a sum of shifted rows. For stride 2,
-// every row of the buffer is sorted into phases, its even and its odd columns: neighbouring outputs read neighbours.
+// The kernels are small, so all of them are mixed at once; what costs is moving the activations. Each channel is
+// copied, padded, into a buffer that stays in the first-level cache; a row of outputs is then a sum of shifted rows.
+// For stride 2, every row of the buffer is sorted into phases, its even and its odd columns: neighbouring outputs read
+// neighbours.
 #pragma once
 
 #include "layer.h"
@@ -118,7 +119,8 @@ void for_padded_channels(const Plane& plane, const Tensor& x, Int out, const Bod
   });
 }
 
-// x [batch, in, height, width], attention [batch, out_groups, taps, n], cells [n, cell_out, 1] -> [batch, out, height, width].
+// x [batch, in, height, width], attention [batch, out_groups, taps, n], cells [n, cell_out, 1] -> [batch, out, height,
+// width].
 inline Tensor forward_depthwise(const Tensor& x, const Tensor& attention, const Tensor& cells, at::IntArrayRef out_size,
                                 at::IntArrayRef padding, at::IntArrayRef dilation, at::IntArrayRef stride) {
   const Layer layer = layer_of_cells(attention, cells);

@@ -25,8 +25,8 @@ struct Blocking {
   }
 };
 
-// Calls multiply(pair, first channel of the block, channels, the pair's kernels, their pitch, scratch) for every pair in
-// [0, pairs) and block, in parallel. A segment's kernels are [channels][cell_in].
+// Calls multiply(pair, first channel of the block, channels, the pair's kernels, their pitch, scratch) for every pair
+// in [0, pairs) and block, in parallel. A segment's kernels are [channels][cell_in].
 template <class Mixer, class Multiply>
 void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mixer& mixer, const Multiply& multiply) {
   const Blocking blocking(layer, wanted_width, pairs);
@@ -42,14 +42,16 @@ void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mix
         const Int count = std::min(blocking.together, pair_end - pair);
         mixer(pair, count, first * layer.cell_in, columns, kernels.data(), blocking.pitch, packed);
         for (Int i = 0; i < count; ++i)
-          multiply(pair + i, first, channels, kernels.data() + i * layer.segments * blocking.pitch, blocking.pitch, scratch);
+          multiply(pair + i, first, channels, kernels.data() + i * layer.segments * blocking.pitch, blocking.pitch,
+                   scratch);
       }
     }
   });
 }
 
-// How a product with kernels of several taps is cut up. Blocks of output channels are tasks; in each, the kernels of some pairs
-// are mixed for a chunk of the input channels at a time, so that packed cells and kernels stay in the second-level cache.
+// How a product with kernels of several taps is cut up. Blocks of output channels are tasks; in each, the kernels of
+// some pairs are mixed for a chunk of the input channels at a time, so that packed cells and kernels stay in the
+// second-level cache.
 struct Chunks {
   Int width, blocks, ins, together, runs, run, pitch;
 
@@ -60,8 +62,8 @@ struct Chunks {
     blocks = (layer.cell_out + width - 1) / width;
     ins = layer.cell_in;
     const Int most = second_level() / (layer.n * width);  // input channels whose packed cells stay near
-    // Cells that come from memory are read in whole rows, by as many samples as can be: short pieces of them would cost more
-    // than kernels that are farther away.
+    // Cells that come from memory are read in whole rows, by as many samples as can be: short pieces of them would cost
+    // more than kernels that are farther away.
     const bool far = layer.n * layer.cell() > 4 * third_level();
     while (mixer.packs() && ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins > most && !far) ins /= 2;
     pitch = width * ins + kWide;  // no power of two, as for rows
@@ -72,10 +74,10 @@ struct Chunks {
   }
 };
 
-// A chunk of input channels of a block of `width` output channels over all positions: the kernel is [segments][ins][width] with
-// a gap after each segment; sums [positions][width] are begun or added to.
-inline void multiply_rows(const Layer& layer, const float* rows, Int pitch, const Int* places, Int positions, const Int* steps,
-                          const float* kernel, Int ins, Int width, Int gap, bool begin, float* sums) {
+// A chunk of input channels of a block of `width` output channels over all positions: the kernel is
+// [segments][ins][width] with a gap after each segment; sums [positions][width] are begun or added to.
+inline void multiply_rows(const Layer& layer, const float* rows, Int pitch, const Int* places, Int positions,
+                          const Int* steps, const float* kernel, Int ins, Int width, Int gap, bool begin, float* sums) {
   for_panels(width, [&](Int column, Int columns) {
     const AlongRows product{ins, kernel + column, width, gap, layer.segments, steps};
     for_row_tiles(positions, [&](Int first, Int tall) {
@@ -89,8 +91,8 @@ inline void multiply_rows(const Layer& layer, const float* rows, Int pitch, cons
 // Any kernel: x [batch, in, places], or [batch, places, in] with channels_last, and the output likewise.
 // targets: the padded row of every place; places: the row that every output position starts from; shifts: of every tap.
 template <class Mixer>
-Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets, Int padded_places, const Tensor& places,
-                     const Tensor& shifts, bool channels_last) {
+Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets, Int padded_places,
+                     const Tensor& places, const Tensor& shifts, bool channels_last) {
   const Layer& layer = whole.layer;
   const Int channels = x.size(channels_last ? 2 : 1), positions = places.numel(), out = layer.out_channels();
   const Int pitch = row_pitch(channels), sample_rows = padded_places * pitch;
@@ -101,9 +103,11 @@ Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets,
   const Int* place = places.const_data_ptr<Int>();
   float* y_data = y.mutable_data_ptr<float>();
 
-  // Few samples at a time, so that their rows stay in cache; but more where the cells do not, and are read for each part.
+  // Few samples at a time, so that their rows stay in cache; but more where the cells do not, and are read for each
+  // part.
   const bool small = layer.n * layer.cell() <= third_level();
-  const Int part = std::min(layer.batch, std::max<Int>(1, (small ? third_level() / 2 : 2 * third_level()) / sample_rows));
+  const Int part =
+      std::min(layer.batch, std::max<Int>(1, (small ? third_level() / 2 : 2 * third_level()) / sample_rows));
   Numbers rows(part * sample_rows, 0.0f);
   for (Int start = 0; start < layer.batch; start += part) {
     const Int samples = std::min(part, layer.batch - start), pairs = samples * layer.out_groups;
@@ -129,14 +133,15 @@ Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets,
             mixer(pair, count, Block{first, width, in, chunks.ins}, kernels.data(), chunks.pitch, packed);
             for (Int i = pair; i < pair + count; ++i) {
               float* own = sums.data() + (waiting > 1 ? i - pair_begin : 0) * sums_size;
-              multiply_rows(layer, rows.data() + i / layer.out_groups * sample_rows + in, pitch, place, positions, steps.data(),
-                            kernels.data() + (i - pair) * layer.segments * chunks.pitch, chunks.ins, width,
-                            chunks.pitch - width * chunks.ins, in == 0, own);
+              multiply_rows(layer, rows.data() + i / layer.out_groups * sample_rows + in, pitch, place, positions,
+                            steps.data(), kernels.data() + (i - pair) * layer.segments * chunks.pitch, chunks.ins,
+                            width, chunks.pitch - width * chunks.ins, in == 0, own);
               if (in + chunks.ins < layer.cell_in) continue;
               const Int sample = start + i / layer.out_groups, channel = i % layer.out_groups * layer.cell_out + first;
               if (channels_last)
                 for (Int p = 0; p < positions; ++p)
-                  std::memcpy(y_data + (sample * positions + p) * out + channel, own + p * width, width * sizeof(float));
+                  std::memcpy(y_data + (sample * positions + p) * out + channel, own + p * width,
+                              width * sizeof(float));
               else
                 transpose(own, width, positions, width, y_data + (sample * out + channel) * positions, positions);
             }
@@ -147,8 +152,8 @@ Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets,
   return y;
 }
 
-// Positions of one sample [channels][positions] as panels: for every kWide (fewer at the end) positions, [channels][kWide].
-// The last panel is filled up with zeros.
+// Positions of one sample [channels][positions] as panels: for every kWide (fewer at the end) positions,
+// [channels][kWide]. The last panel is filled up with zeros.
 inline void pack_positions(const float* x, Int channels, Int positions, float* panels) {
   for_panels(round_up(positions, kGrain), [&](Int position, Int width) {
     const Int valid = std::min(width, positions - position);
@@ -196,8 +201,8 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
           sample_data = own_panels.data();
         }
         for_panels(round_up(positions, kGrain), [&](Int position, Int columns) {
-          const AlongRows product{layer.cell_in,  sample_data + position * channels, columns, 0,
-                                  layer.segments, steps.data()};
+          const AlongRows product{layer.cell_in, sample_data + position * channels, columns, 0, layer.segments,
+                                  steps.data()};
           const Int valid = std::min(columns, positions - position);
           float beyond[kTall * kWide];  // a panel that goes on after the last position comes here first
           for_row_tiles(width, [&](Int o, Int tall) {
@@ -228,13 +233,15 @@ inline Tensor forward_taps_basis(const Tensor& x, const Tensor& hidden, const Te
                                  const Tensor& targets, Int padded_places, const Tensor& places, const Tensor& shifts,
                                  bool channels_last) {
   const Layer layer = layer_of_basis(hidden, basis);
-  const BasisMixer mixer{layer, hidden.const_data_ptr<float>(), scale.const_data_ptr<float>(), basis.const_data_ptr<float>()};
+  const BasisMixer mixer{layer, hidden.const_data_ptr<float>(), scale.const_data_ptr<float>(),
+                         basis.const_data_ptr<float>()};
   return multiply_taps(mixer, x, targets, padded_places, places, shifts, channels_last);
 }
 
 inline Tensor forward_pointwise_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis) {
   const Layer layer = layer_of_basis(hidden, basis);
-  const BasisMixer mixer{layer, hidden.const_data_ptr<float>(), scale.const_data_ptr<float>(), basis.const_data_ptr<float>()};
+  const BasisMixer mixer{layer, hidden.const_data_ptr<float>(), scale.const_data_ptr<float>(),
+                         basis.const_data_ptr<float>()};
   return multiply_pointwise(mixer, x);
 }
 

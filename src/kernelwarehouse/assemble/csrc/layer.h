@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-
 #include <unistd.h>
 
 #include <new>
@@ -35,11 +34,12 @@ inline Int second_level() {
   static const Int numbers = cache_numbers(kLevel2, 512 * 1024);
   return numbers;
 }
-// What stays in a share of the third level; what it says of itself may be the whole of a machine that others use as well.
+// What stays in a share of the third level; what it says of itself may be the whole of a machine that others use as
+// well.
 inline Int third_level() { return 6 * second_level(); }
 
-// The kernels that exist at a time. A compromise: mixing wants many samples at a time, so that packing the cells pays, but an
-// allocator maps blocks of more than 32 MB anew on every call.
+// The kernels that exist at a time. A compromise: mixing wants many samples at a time, so that packing the cells pays,
+// but an allocator maps blocks of more than 32 MB anew on every call.
 constexpr Int kBlock = 2 * 1024 * 1024;
 
 // Vectors of numbers that start a line of the cache, so that no load crosses one, and that are not set to 0 unasked.
@@ -72,14 +72,14 @@ struct Layer {
   Int pairs() const { return batch * out_groups; }  // (sample, output group): each has `segments` mixtures of its own
 };
 
-// Few rows: nothing is packed, the kernels stream from memory once. to[row] (+)= sum over K of weights[row][k] * lines[k],
-// so that a sum is loaded and stored once for K products. What comes `next` is fetched meanwhile.
+// Few rows: nothing is packed, the kernels stream from memory once. to[row] (+)= sum over K of weights[row][k] *
+// lines[k], so that a sum is loaded and stored once for K products. What comes `next` is fetched meanwhile.
 template <int K, int V, int L>
-inline void stream_panel(const float* weights, Int weights_pitch, Int rows, const float* const* lines, const float* const* next,
-                         Int column, float* to, Int to_pitch, bool add) {
+inline void stream_panel(const float* weights, Int weights_pitch, Int rows, const float* const* lines,
+                         const float* const* next, Int column, float* to, Int to_pitch, bool add) {
   Vector<L> numbers[K][V];
-  KERNELWAREHOUSE_UNROLL for (int k = 0; k < K; ++k)
-    KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) numbers[k][v] = load<L>(lines[k] + column + v * L);
+  KERNELWAREHOUSE_UNROLL for (int k = 0; k < K; ++k) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) numbers[k][v] =
+      load<L>(lines[k] + column + v * L);
   for (int k = 0; k < K; ++k)
     for (int c = 0; c < V * L; c += kLine) __builtin_prefetch(next[k] + column + c, 0, 2);
   for (to += column; rows > 0; --rows, weights += weights_pitch, to += to_pitch)
@@ -91,8 +91,8 @@ inline void stream_panel(const float* weights, Int weights_pitch, Int rows, cons
 }
 
 template <int K>
-inline void stream_lines(const float* weights, Int weights_pitch, Int rows, const float* const* lines, const float* const* next,
-                         Int columns, float* to, Int to_pitch, bool add) {
+inline void stream_lines(const float* weights, Int weights_pitch, Int rows, const float* const* lines,
+                         const float* const* next, Int columns, float* to, Int to_pitch, bool add) {
   for_panels(columns, [&](Int column, Int width) {
     if (width == kWide)
       stream_panel<K, 2, kLanes>(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
@@ -129,8 +129,8 @@ inline void mix_streamed(const float* weights, Int rows, const std::vector<const
   }
 }
 
-// What was packed last: several runs of samples use the same piece of the cells, one after the other. For one source only:
-// depth and pitch are taken to stay the same.
+// What was packed last: several runs of samples use the same piece of the cells, one after the other. For one source
+// only: depth and pitch are taken to stay the same.
 struct Packed {
   Numbers numbers, scratch;
   const float* from = nullptr;
@@ -145,10 +145,10 @@ inline Int packed_columns(Int depth) { return std::max<Int>(kWide, third_level()
 
 // to[row][column] = sum over k of weights[row][k] * from[k][column], for any number of rows; from[k], from[k + 1] are
 // `pitch` apart.
-inline void mix(const float* weights, Int rows, Int depth, const float* from, Int pitch, Int columns, float* to, Int to_pitch,
-                Packed& packed) {
-  // Packing costs a copy, which more rows pay for. Cells that stay in cache are packed in small pieces, which the rows then
-  // find nearest; cells that come from memory in pieces long enough to be read at its full speed.
+inline void mix(const float* weights, Int rows, Int depth, const float* from, Int pitch, Int columns, float* to,
+                Int to_pitch, Packed& packed) {
+  // Packing costs a copy, which more rows pay for. Cells that stay in cache are packed in small pieces, which the rows
+  // then find nearest; cells that come from memory in pieces long enough to be read at its full speed.
   constexpr Int some = 64, short_piece = 256;
   const bool near = depth * pitch <= 4 * third_level();
   if (rows <= (near ? 7 : 12)) {
@@ -176,8 +176,8 @@ struct Block {
 
 // The same for a block of a cell, turned around: to[row][c][o] = sum over k of weights[row][k] * from(k)[o][c].
 template <class From>
-inline void mix_turned(const Layer& layer, const float* weights, Int rows, Int depth, const From& from, const Block& block,
-                       float* to, Int to_pitch, bool pack, Packed& packed) {
+inline void mix_turned(const Layer& layer, const float* weights, Int rows, Int depth, const From& from,
+                       const Block& block, float* to, Int to_pitch, bool pack, Packed& packed) {
   const Int start = block.first * layer.cell_in + block.in, size = block.width * block.ins;
   if (!pack) {
     const Int pitch = kLanes * layer.cell_in + kWide;  // `ins` is all of them
@@ -213,7 +213,8 @@ inline void mix_turned(const Layer& layer, const float* weights, Int rows, Int d
 }
 
 // The two ways to mix the kernels of `count` pairs from `pair` on: either for the columns [first, first + columns) of a
-// cell, to[pair][segment][column], or for a block of it, turned around, to[pair][segment][c][o]. Segments are `pitch` apart.
+// cell, to[pair][segment][column], or for a block of it, turned around, to[pair][segment][c][o]. Segments are `pitch`
+// apart.
 
 // From cells: attention [pairs][segments][n] x cells [n][cell].
 struct CellMixer {
@@ -222,13 +223,14 @@ struct CellMixer {
   const float* cells;
 
   void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
-    mix(attention + pair * layer.segments * layer.n, count * layer.segments, layer.n, cells + first, layer.cell(), columns, to,
-        pitch, packed);
+    mix(attention + pair * layer.segments * layer.n, count * layer.segments, layer.n, cells + first, layer.cell(),
+        columns, to, pitch, packed);
   }
 
   void operator()(Int pair, Int count, const Block& block, float* to, Int pitch, Packed& packed) const {
-    mix_turned(layer, attention + pair * layer.segments * layer.n, count * layer.segments, layer.n,
-               [&](Int k) { return cells + k * layer.cell(); }, block, to, pitch, packs(), packed);
+    mix_turned(
+        layer, attention + pair * layer.segments * layer.n, count * layer.segments, layer.n,
+        [&](Int k) { return cells + k * layer.cell(); }, block, to, pitch, packs(), packed);
   }
 
   bool packs() const { return layer.pairs() * layer.segments > kFewRows; }
@@ -239,8 +241,9 @@ struct CellMixer {
   }
 };
 
-// From bases, of which every mixture has its own: scale [pairs][segments] * (hidden [batch][n] x basis [out_groups][segments]
-// [n][cell]). Units of the hidden vector that are 0 in all samples, as a ReLU leaves many, cost nothing.
+// From bases, of which every mixture has its own: scale [pairs][segments] * (hidden [batch][n] x basis
+// [out_groups][segments] [n][cell]). Units of the hidden vector that are 0 in all samples, as a ReLU leaves many, cost
+// nothing.
 struct BasisMixer {
   const Layer& layer;
   const float* hidden;
@@ -248,34 +251,36 @@ struct BasisMixer {
   const float* basis;
 
   void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
-    for_groups(pair, count, to, pitch, [&](const float* weights, Int rows, const std::vector<Int>& active, const float* own,
-                                           float* target, Int row_pitch) {
-      const Int depth = static_cast<Int>(active.size());
-      if (depth == layer.n) {
-        mix(weights, rows, depth, own + first, layer.cell(), columns, target, row_pitch, packed);
-      } else {
-        std::vector<const float*> lines(depth);
-        for (Int k = 0; k < depth; ++k) lines[k] = own + active[k] * layer.cell() + first;
-        mix_streamed(weights, rows, lines, columns, target, row_pitch);
-      }
-    });
+    for_groups(pair, count, to, pitch,
+               [&](const float* weights, Int rows, const std::vector<Int>& active, const float* own, float* target,
+                   Int row_pitch) {
+                 const Int depth = static_cast<Int>(active.size());
+                 if (depth == layer.n) {
+                   mix(weights, rows, depth, own + first, layer.cell(), columns, target, row_pitch, packed);
+                 } else {
+                   std::vector<const float*> lines(depth);
+                   for (Int k = 0; k < depth; ++k) lines[k] = own + active[k] * layer.cell() + first;
+                   mix_streamed(weights, rows, lines, columns, target, row_pitch);
+                 }
+               });
   }
 
   void operator()(Int pair, Int count, const Block& block, float* to, Int pitch, Packed& packed) const {
-    for_groups(pair, count, to, pitch, [&](const float* weights, Int rows, const std::vector<Int>& active, const float* own,
-                                           float* target, Int row_pitch) {
-      const Int depth = static_cast<Int>(active.size());
-      const auto from = [&](Int k) { return own + (depth == 0 ? 0 : active[k]) * layer.cell(); };
-      packed.from = nullptr;  // the same bases, but other units of them
-      mix_turned(layer, weights, rows, depth, from, block, target, row_pitch, packs(), packed);
-    });
+    for_groups(pair, count, to, pitch,
+               [&](const float* weights, Int rows, const std::vector<Int>& active, const float* own, float* target,
+                   Int row_pitch) {
+                 const Int depth = static_cast<Int>(active.size());
+                 const auto from = [&](Int k) { return own + (depth == 0 ? 0 : active[k]) * layer.cell(); };
+                 packed.from = nullptr;  // the same bases, but other units of them
+                 mix_turned(layer, weights, rows, depth, from, block, target, row_pitch, packs(), packed);
+               });
   }
 
   bool packs() const { return layer.batch > kFewRows; }
   Int room() const { return kBlock; }  // of as many samples as can be, as every run of them reads all bases
 
-  // Calls mix(weights, rows, units that are not 0, basis, to, pitch) for every output group and segment of these pairs: a row
-  // for every sample.
+  // Calls mix(weights, rows, units that are not 0, basis, to, pitch) for every output group and segment of these pairs:
+  // a row for every sample.
   template <class Mix>
   void for_groups(Int pair, Int count, float* to, Int pitch, const Mix& mix) const {
     for (Int group = 0; group < layer.out_groups; ++group) {
@@ -333,8 +338,8 @@ inline Int row_pitch(Int channels) { return round_up(channels, kWide) + kWide; }
 
 // One sample [channels, places] (or [places, channels] with channels_last) -> rows, where row targets[place] holds the
 // channels of a place. Other rows, the padding, are left alone.
-inline void sample_to_rows(const float* x, bool channels_last, Int channels, const Int* targets, Int places, float* rows,
-                           Int pitch, Numbers& turned) {
+inline void sample_to_rows(const float* x, bool channels_last, Int channels, const Int* targets, Int places,
+                           float* rows, Int pitch, Numbers& turned) {
   turned.resize(kWide * pitch);
   for (Int place = 0; place < places; place += kWide) {
     const Int count = std::min(kWide, places - place);

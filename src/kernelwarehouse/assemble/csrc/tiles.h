@@ -13,9 +13,9 @@ namespace kernelwarehouse {
 
 using Int = int64_t;
 
-// The one place that knows the machine: numbers in a vector, and rows of a full tile, whose sums (two vectors for every row),
-// two loads and a broadcast fill the registers. KERNELWAREHOUSE_LANES overrules what the instruction set says: compilers
-// split vectors that are wider than the machine's, so that either width can be tested anywhere.
+// The one place that knows the machine: numbers in a vector, and rows of a full tile, whose sums (two vectors for every
+// row), two loads and a broadcast fill the registers. KERNELWAREHOUSE_LANES overrules what the instruction set says:
+// compilers split vectors that are wider than the machine's, so that either width can be tested anywhere.
 #ifndef KERNELWAREHOUSE_LANES
 #ifdef __AVX512F__
 #define KERNELWAREHOUSE_LANES 16
@@ -25,13 +25,13 @@ using Int = int64_t;
 #endif
 constexpr Int kLanes = KERNELWAREHOUSE_LANES;
 static_assert(kLanes == 8 || kLanes == 16, "KERNELWAREHOUSE_LANES is 8 or 16");
-// 32 registers of 512 bits, where more rows would need more pointers than there are; or 16 of 256 bits, or 32 of 128 bits
-// in pairs.
+// 32 registers of 512 bits, where more rows would need more pointers than there are; or 16 of 256 bits, or 32 of 128
+// bits in pairs.
 constexpr Int kTall = kLanes == 16 ? 12 : 6;
 constexpr Int kShort = 6;          // rows of the largest tile at the end of what is no multiple of kTall
 constexpr Int kWide = 2 * kLanes;  // columns of a full tile
 constexpr Int kLine = 16;          // numbers of a cache line
-constexpr Int kGrain = 8;          // channels of cells are multiples of this; a vector of it ends what is none of kLanes
+constexpr Int kGrain = 8;  // channels of cells are multiples of this; a vector of it ends what is none of kLanes
 
 template <int L>
 struct VectorOf {
@@ -80,15 +80,16 @@ inline auto starts(Int rows, const Place& place) {
   return found;
 }
 
-// A tile is the product of R rows of A and a panel of B, V vectors of L columns. Its rows are stored at to[r], or added to
-// what is there. There is one function for every shape of a tile, shared by all products: they are most of what is compiled.
+// A tile is the product of R rows of A and a panel of B, V vectors of L columns. Its rows are stored at to[r], or added
+// to what is there. There is one function for every shape of a tile, shared by all products: they are most of what is
+// compiled.
 template <int R, int V, int L>
 struct Tile {
   Vector<L> sums[R][V];
 
   Tile() {
-    KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
-      KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) sums[r][v] = Vector<L>{};
+    KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) sums[r][v] =
+        Vector<L>{};
   }
 
   // number(r) is one of A's column, row one of B's.
@@ -96,23 +97,23 @@ struct Tile {
   void multiply(const Number& number, const float* row) {
     Vector<L> columns[V];
     KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) columns[v] = load<L>(row + v * L);
-    KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
-      KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) sums[r][v] += number(r) * columns[v];
+    KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) sums[r][v] +=
+        number(r) * columns[v];
   }
 
   // What sums are added to comes nearer while they grow.
   static void prefetch(const Targets& to) {
-    KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
-      for (int c = 0; c < V * L; c += kLine) __builtin_prefetch(to[r] + c, 1);
+    KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) for (int c = 0; c < V * L; c += kLine)
+        __builtin_prefetch(to[r] + c, 1);
   }
 
   void write(const Targets& to, bool add) const {
     if (add)
-      KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
-        KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) store(to[r] + v * L, load<L>(to[r] + v * L) + sums[r][v]);
+      KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v)
+          store(to[r] + v * L, load<L>(to[r] + v * L) + sums[r][v]);
     else
-      KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r)
-        KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) store(to[r] + v * L, sums[r][v]);
+      KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v)
+          store(to[r] + v * L, sums[r][v]);
   }
 };
 
@@ -168,17 +169,23 @@ inline void multiply_tile(const Product& product, Int rows, Int columns, const A
   };
   if (rows == kTall) return multiply(std::integral_constant<int, kTall>());
   switch (rows) {
-    case kShort: return multiply(std::integral_constant<int, kShort>());
-    case 5: return multiply(std::integral_constant<int, 5>());
-    case 4: return multiply(std::integral_constant<int, 4>());
-    case 3: return multiply(std::integral_constant<int, 3>());
-    case 2: return multiply(std::integral_constant<int, 2>());
-    default: return multiply(std::integral_constant<int, 1>());
+    case kShort:
+      return multiply(std::integral_constant<int, kShort>());
+    case 5:
+      return multiply(std::integral_constant<int, 5>());
+    case 4:
+      return multiply(std::integral_constant<int, 4>());
+    case 3:
+      return multiply(std::integral_constant<int, 3>());
+    case 2:
+      return multiply(std::integral_constant<int, 2>());
+    default:
+      return multiply(std::integral_constant<int, 1>());
   }
 }
 
-// Calls body(first row, rows) for tiles that cover `rows`: as many full ones as leave no rest of a few, which is as slow as a
-// full one, and the rest as even as can be.
+// Calls body(first row, rows) for tiles that cover `rows`: as many full ones as leave no rest of a few, which is as
+// slow as a full one, and the rest as even as can be.
 template <class Body>
 inline void for_row_tiles(Int rows, const Body& body) {
   constexpr Int few = 3;
@@ -225,7 +232,8 @@ inline void transpose_eight(const float* from, Int from_pitch, Int columns, floa
     for (int r = 0; r < 8; ++r) to[c * to_pitch + r] = from[r * from_pitch + c];
 }
 
-// to[c][r] = from[r][c] for any number of rows. Some columns at a time, so that what they become is written while it is near.
+// to[c][r] = from[r][c] for any number of rows. Some columns at a time, so that what they become is written while it is
+// near.
 inline void transpose(const float* from, Int from_pitch, Int rows, Int columns, float* to, Int to_pitch) {
   constexpr Int together = 64;
   for (; columns > 0; columns -= together, from += together, to += together * to_pitch) {
@@ -237,9 +245,9 @@ inline void transpose(const float* from, Int from_pitch, Int rows, Int columns, 
   }
 }
 
-// Columns [0, columns) of `depth` rows -> panels [panel][depth][its columns], which tiles read from front to end. Rows are
-// far away from each other, and reading along them is what memory is good at; eight at a time, as many as a cache holds
-// whose places all coincide, make for longer writes.
+// Columns [0, columns) of `depth` rows -> panels [panel][depth][its columns], which tiles read from front to end. Rows
+// are far away from each other, and reading along them is what memory is good at; eight at a time, as many as a cache
+// holds whose places all coincide, make for longer writes.
 inline void pack_panels(const float* from, Int pitch, Int depth, Int columns, float* packed) {
   constexpr Int together = 8;
   for (Int k = 0; k < depth; k += together)
@@ -261,8 +269,8 @@ inline void pack_columns(const float* from, Int pitch, Int step, Int depth, Int 
 }
 
 // to[row][column] = sum over k of a[row][k] * packed[panel][k][column].
-inline void multiply_packed(const float* a, Int a_pitch, Int rows, Int depth, const float* packed, Int columns, float* to,
-                            Int to_pitch) {
+inline void multiply_packed(const float* a, Int a_pitch, Int rows, Int depth, const float* packed, Int columns,
+                            float* to, Int to_pitch) {
   for_panels(columns, [&](Int column, Int width) {
     const AlongRows product{depth, packed + column * depth, width};
     for_row_tiles(rows, [&](Int first, Int tall) {
