@@ -114,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mode", choices=MODES, default="inference")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prepare", type=int, help="memory limit of prepare_inference in bytes, for inference")
+    parser.add_argument("--compact", action="store_true", help="with --prepare: bases in 16 bits")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--layers", type=int, default=20, help="so many are shown (%(default)s)")
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     models = {"static": static_network(case.preset), "ours": converted_network(case.preset)}
     runs = {way: runner(model, way, case.mode, case.batch, case.image) for way, model in models.items()}
     if case.prepared:
-        kw.prepare_inference(models["ours"], case.prepared, case.batch)
+        kw.prepare_inference(models["ours"], case.prepared, case.batch, chosen.compact)
     console = Console()
     if chosen.operators:
         for way, run in runs.items():

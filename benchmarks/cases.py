@@ -34,11 +34,12 @@ class Case:
     published: Mapping[str, float] = field(default_factory=dict)
     side: int | None = None  # of the images; None: what the network is made for
     classes: int = 1000
+    compact: bool = False  # what prepare_inference keeps, in 16 bits
 
     @property
     def name(self) -> str:
         size = f" at {self.side}x{self.side}" if self.side else ""
-        prepared = ", prepared" if self.prepared else ""
+        prepared = (", prepared compact" if self.compact else ", prepared") if self.prepared else ""
         return f"{self.preset} {self.mode} batch {self.batch}{size}{prepared}"
 
     def facts(self, instructions: str | None = None) -> dict[str, Any]:
@@ -62,7 +63,8 @@ class Case:
         """The arguments of a command that `chosen_cases` makes this case of, for a process of its own."""
         options = ["--preset", self.preset, "--mode", self.mode, "--batch", str(self.batch)]
         options += ["--image", str(self.image), "--classes", str(self.classes)]
-        return options + (["--prepare", str(self.prepared)] if self.prepared else [])
+        options += ["--prepare", str(self.prepared)] if self.prepared else []
+        return options + (["--compact"] if self.compact else [])
 
 
 def avx(avx2: float | None, avx512: float | None = None) -> dict[str, float]:
@@ -75,10 +77,13 @@ SPEED = (
     Case("kw1x_resnet18", "inference", 1, None, avx(1.30, 1.25), avx(1.9, 1.54)),
     Case("kw1x_resnet18", "inference", 16, None, avx(1.25, 1.35), avx(2.9, 3.34)),
     Case("kw4x_resnet18", "inference", 1, 2 * 10**9, avx(1.40, 1.80), avx(5.2)),
+    Case("kw4x_resnet18", "inference", 1, 2 * 10**9, avx(1.40, 1.80), avx(5.2), compact=True),
     Case("kw4x_resnet18", "inference", 16, 2 * 10**9, avx(1.10, 1.30), avx(3.5)),
     Case("kw1x_resnet50", "inference", 1, None, avx(1.60, 1.90), avx(3.5, 2.59)),
     Case("kw1x_resnet50", "inference", 16, None, avx(1.20, 1.40), avx(2.4)),
+    Case("kw1x_resnet50", "inference", 1, 2 * 10**9, published=avx(3.5, 2.59), compact=True),
     Case("kw4x_resnet50", "inference", 1, 4 * 10**9, avx(1.6, 2.2), avx(11.0)),
+    Case("kw4x_resnet50", "inference", 1, 4 * 10**9, avx(1.6, 2.2), avx(11.0), compact=True),
     Case("kw1x_mobilenetv2_100", "inference", 1, None, avx(1.45, 1.55), avx(2.5)),
     Case("kw4x_mobilenetv2_100", "inference", 1, None, avx(1.65), avx(2.5)),
     Case("kw1x_mobilenetv2_100", "training", 16, None, avx(1.05, 1.10), avx(1.4)),
@@ -149,6 +154,7 @@ def add_arguments(parser: argparse.ArgumentParser, modes: Sequence[str], batches
     parser.add_argument("--image", type=int, help="side of the images; default: what the network is made for")
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--prepare", type=int, help="memory limit of prepare_inference in bytes, for inference")
+    parser.add_argument("--compact", action="store_true", help="with --prepare: bases in 16 bits")
     parser.add_argument("--only", help="target cases whose name contains this")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="static and ours always are")
     parser.add_argument("--threads", type=int, default=1)
@@ -167,7 +173,16 @@ def chosen_cases(chosen: argparse.Namespace, targets: Sequence[Case]) -> list[Ca
         for mode in chosen.mode:
             prepared = chosen.prepare if mode == "inference" else None
             made += [
-                Case(preset, mode, batch, prepared, side=chosen.image, classes=chosen.classes) for batch in chosen.batch
+                Case(
+                    preset,
+                    mode,
+                    batch,
+                    prepared,
+                    side=chosen.image,
+                    classes=chosen.classes,
+                    compact=chosen.compact and prepared is not None,
+                )
+                for batch in chosen.batch
             ]
     return made
 

@@ -201,6 +201,7 @@ def _question(place: Place, x: Tensor, mode: str) -> Question:
         shape.cells,
         shape.units if through_hidden else 0,
         0,
+        False,
         mode == "training",
     )
 

@@ -46,7 +46,7 @@ def peak_in_this_process(case: Case, way: str, steps: int) -> int:
     model = network(case.preset, case.classes)
     run = runner(model, way, case.mode, case.batch, case.image, case.classes)
     if case.prepared and way == "ours":
-        kw.prepare_inference(model, case.prepared, case.batch)
+        kw.prepare_inference(model, case.prepared, case.batch, case.compact)
     for _ in range(steps):
         run()
     return process_memory("VmHWM") - before

@@ -128,7 +128,7 @@ def measure(case: Case, chosen: argparse.Namespace) -> dict[str, Any]:
     runs = {
         way: runner(models[way], way, case.mode, case.batch, case.image, case.classes) for way in chosen_ways(chosen)
     }
-    prepared = kw.prepare_inference(converted, case.prepared, case.batch) if case.prepared else None
+    prepared = kw.prepare_inference(converted, case.prepared, case.batch, case.compact) if case.prepared else None
     times = take_turns(runs, chosen.seconds, chosen.rounds, chosen.clock)
     return {**case.facts(), "prepared": str(prepared) if prepared else None, **summary(times, alone)}
 

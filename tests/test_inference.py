@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import kernelwarehouse as kw
-from compiled_kernels import CAN_BE, pretend
+from compiled_kernels import CAN_BE, COMPILED, pretend
 from kernelwarehouse.assemble import basis, force, native
-from kernelwarehouse.assemble.basis import Prepared, make_basis
+from kernelwarehouse.assemble.basis import Prepared, make_basis, make_compact
 from kernelwarehouse.assemble.branch import coefficients
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.inference import prepare_inference
@@ -60,9 +60,12 @@ def _layers() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("compiled", CAN_BE)
+@pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("name", _layers())
 @torch.no_grad()
-def test_basis_gives_what_the_cells_give(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_basis_gives_what_the_cells_give(
+    name: str, compact: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend(monkeypatch, compiled)
     layer, shape = _layers()[name]
     _trained(layer)
@@ -73,15 +76,41 @@ def test_basis_gives_what_the_cells_give(name: str, compiled: bool, monkeypatch:
         expected = layer.double()(x.double())
         layer.float()
     pooled = x.mean(1) if isinstance(layer, Linear) else x.flatten(2).mean(2)
-    prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry)
+    prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry, compact)
     v, scale = coefficients(layer.attention, pooled)
-    if fused:
-        out = native.forward_basis(x, v, scale, prepared.basis, layer.geometry)
-    else:
-        out = basis.forward(x, v, scale, prepared.basis, layer.geometry)
+    evaluate = native.forward_basis if fused else basis.forward
+    out = evaluate(x, v, scale, prepared.basis, prepared.steps, layer.geometry)
     if layer.bias is not None:
         out = out + (layer.bias if isinstance(layer, Linear) else layer.bias.view(-1, 1, 1))
-    assert (out - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (out - expected).abs().max() <= (3e-4 if compact else 1e-5) * expected.abs().max()
+
+
+def test_compact_bases_are_within_half_a_step_of_the_whole_ones() -> None:
+    whole = torch.randn(2, 3, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    whole[1, 2, 3] = 0  # whose step is 0
+    short, steps = make_compact(whole)
+    assert short.dtype is torch.int16
+    assert short.abs().flatten(3).amax(3).sum() == 32767 * 23
+    wide = steps[..., None, None].double()
+    assert ((short.double() * wide - whole.double()).abs() <= wide * 0.501).all()
+
+
+@torch.no_grad()
+def test_compact_preparation_takes_half_the_memory() -> None:
+    model = _network()
+    x = torch.randn(64, 3, 12, 12, generator=torch.Generator().manual_seed(3))
+    before = model(x)
+    whole = prepare_inference(model, batch=64)
+    compact = prepare_inference(model, batch=64, compact=True)
+    assert whole.layers == compact.layers
+    kept = [layer.prepared for layer in _prepared(model) if layer.prepared is not None]
+    assert sum(each.basis.nbytes + (0 if each.steps is None else each.steps.nbytes) for each in kept) == compact.bytes
+    if COMPILED:
+        assert all(each.steps is not None for each in kept)
+        assert 0.5 * whole.bytes < compact.bytes < 0.6 * whole.bytes
+        assert "compact bases" in str(compact)
+    assert (model(x) - before).abs().max() <= 1e-3 * before.abs().max()
+    assert prepare_inference(model.double(), batch=64, compact=True).bytes == 2 * whole.bytes  # not compiled
 
 
 @torch.no_grad()
@@ -286,5 +315,7 @@ def test_errors_say_what_to_do() -> None:
     for name, value in (("memory_limit", 0), ("memory_limit", float("nan")), ("batch", True)):
         with pytest.raises(kw.KernelWarehouseError, match=f"{name} is {value}"):
             prepare_inference(model, **{name: value})
+    with pytest.raises(kw.KernelWarehouseError, match="compact is 16; True or False"):
+        prepare_inference(model, compact=16)  # type: ignore[arg-type]
     with pytest.raises(kw.KernelWarehouseError, match="no converted layers"):
         prepare_inference(nn.Linear(2, 2).eval())

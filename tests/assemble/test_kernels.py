@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from compiled_kernels import COMPILED
+from kernelwarehouse.assemble.basis import make_compact
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels")
 
@@ -141,22 +142,27 @@ def test_outputs_of_one_kernel_position(shape: Shape) -> None:
     _assert_close(_ops().forward_pointwise(x, attention, cells), exact)
 
 
+@pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("active", [0, 1, 0.5])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_outputs_from_bases(shape: Shape, active: float) -> None:
-    """Of the hidden vector all, some or no units are other than 0."""
+def test_outputs_from_bases(shape: Shape, active: float, compact: bool) -> None:
+    """Of the hidden vector all, some or no units are other than 0. Bases in 16 bits count as what they stand for."""
     x, n = shape.x(), min(shape.n, 12)
-    basis = _random(shape.groups[0], shape.segments, n, *shape.cell)
+    whole = basis = _random(shape.groups[0], shape.segments, n, *shape.cell)
+    steps = None
+    if compact:
+        basis, steps = make_compact(whole)
+        whole = basis.double() * steps[..., None, None]
     hidden = _random(shape.batch, n) * (torch.rand(n) < active)
     scale = _random(shape.batch, shape.groups[0], shape.segments)
-    kernels = torch.einsum("bn,bgs,gsnoc->bgsoc", hidden.double(), scale.double(), basis.double())
+    kernels = torch.einsum("bn,bgs,gsnoc->bgsoc", hidden.double(), scale.double(), whole.double())
     exact = shape.plain(x.double(), kernels)
     for channels_last in (False, True):
         given = x.flatten(2).transpose(1, 2).contiguous() if channels_last else x.flatten(2)
-        got = _ops().forward_taps_basis(given, hidden, scale, basis, *shape.tables(), channels_last)
+        got = _ops().forward_taps_basis(given, hidden, scale, basis, steps, *shape.tables(), channels_last)
         _assert_close(got.transpose(1, 2) if channels_last else got, exact.flatten(2))
     if shape.kernel == 1:
-        _assert_close(_ops().forward_pointwise_basis(x, hidden, scale, basis), exact)
+        _assert_close(_ops().forward_pointwise_basis(x, hidden, scale, basis, steps), exact)
 
 
 def test_width_is_what_the_environment_asks_for() -> None:

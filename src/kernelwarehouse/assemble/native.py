@@ -84,10 +84,12 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
     return _product(x, ops.forward_pointwise, ops.forward_taps, mixing, geometry)
 
 
-def forward_basis(x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, geometry: Geometry) -> Tensor:
+def forward_basis(
+    x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, steps: Tensor | None, geometry: Geometry
+) -> Tensor:
     """The same, mixed from bases (see `basis.py`): `hidden` is `[batch, h + 1]`, `scale` is `[batch, m]`."""
     ops = torch.ops.kernelwarehouse
-    mixing = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous(), basis
+    mixing = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous(), basis, steps
     return _product(x, ops.forward_pointwise_basis, ops.forward_taps_basis, mixing, geometry)
 
 
@@ -95,7 +97,7 @@ def _product(
     x: Tensor,
     one_position: Callable[..., Tensor],
     several_positions: Callable[..., Tensor],
-    mixing: tuple[Tensor, ...],
+    mixing: tuple[Tensor | None, ...],
     geometry: Geometry,
 ) -> Tensor:
     last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()

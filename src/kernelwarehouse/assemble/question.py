@@ -21,6 +21,7 @@ class Question(NamedTuple):
     cells: int
     units: int  # of the hidden vector, where cells can be mixed through it and that saves multiply-adds; else 0
     basis: int  # units of a basis that is at hand, else 0
+    compact: bool  # whether that basis is kept in 16 bits
     training: bool
 
     @property

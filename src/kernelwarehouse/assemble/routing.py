@@ -98,15 +98,17 @@ def route(
         _require(STRATEGIES[wanted], x, geometry, attention)
         return Route(wanted, wanted, "forced")
     training = torch.is_grad_enabled() if training is None else training
-    batch, basis, units = x.shape[0], 0, 0
+    batch, basis, compact, units = x.shape[0], 0, False, 0
     if attention is not None:
         if prepared is not None and prepared.usable(x, attention, cells):
-            basis = attention.shape.units
+            basis, compact = attention.shape.units, prepared.steps is not None
         elif hidden.saves(batch, attention) and hidden.obstacle(attention) is None:
             units = attention.shape.units
     last = channels_last(x)
     threads = torch.get_num_threads() if x.device.type == "cpu" else 0
-    question = Question(geometry, x.shape, x.dtype, x.device, last, threads, len(cells), units, basis, training)
+    question = Question(
+        geometry, x.shape, x.dtype, x.device, last, threads, len(cells), units, basis, compact, training
+    )
     if recorded():
         return _for_any_batch(_by_rule(x, question))
     global _answered_at
@@ -151,7 +153,7 @@ def _answer(x: Tensor, cells: Tensor, question: Question, attention: Attention |
 
 def _basis_pays(question: Question, attention: Attention) -> bool:
     rates = machine_rates(question.device, question.threads)
-    return saved_seconds(question.shape[0], attention, question.geometry, rates) > 0
+    return saved_seconds(question.shape[0], attention, question.geometry, rates, question.compact) > 0
 
 
 def _candidates(x: Tensor, question: Question) -> list[Strategy]:

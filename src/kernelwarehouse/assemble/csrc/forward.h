@@ -1,6 +1,8 @@
 // Forward: a block of output channels is mixed for some samples and multiplied at once.
 #pragma once
 
+#include <optional>
+
 #include "layer.h"
 
 namespace kernelwarehouse {
@@ -229,20 +231,30 @@ inline Tensor forward_pointwise(const Tensor& x, const Tensor& attention, const 
   return multiply_pointwise(CellMixer{layer, attention.const_data_ptr<float>(), cells.const_data_ptr<float>()}, x);
 }
 
-inline Tensor forward_taps_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis,
-                                 const Tensor& targets, Int padded_places, const Tensor& places, const Tensor& shifts,
-                                 bool channels_last) {
+// Calls multiply(mixer) with a mixer for bases of either kind: numbers as they are, or in 16 bits where there are
+// steps.
+template <class Multiply>
+inline Tensor with_basis(const Tensor& hidden, const Tensor& scale, const Tensor& basis,
+                         const std::optional<Tensor>& steps, const Multiply& multiply) {
   const Layer layer = layer_of_basis(hidden, basis);
-  const BasisMixer mixer{layer, hidden.const_data_ptr<float>(), scale.const_data_ptr<float>(),
-                         basis.const_data_ptr<float>()};
-  return multiply_taps(mixer, x, targets, padded_places, places, shifts, channels_last);
+  const float *units = hidden.const_data_ptr<float>(), *factors = scale.const_data_ptr<float>();
+  if (steps)
+    return multiply(
+        BasisMixer<int16_t>{layer, units, factors, basis.const_data_ptr<int16_t>(), steps->const_data_ptr<float>()});
+  return multiply(BasisMixer<float>{layer, units, factors, basis.const_data_ptr<float>(), nullptr});
 }
 
-inline Tensor forward_pointwise_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis) {
-  const Layer layer = layer_of_basis(hidden, basis);
-  const BasisMixer mixer{layer, hidden.const_data_ptr<float>(), scale.const_data_ptr<float>(),
-                         basis.const_data_ptr<float>()};
-  return multiply_pointwise(mixer, x);
+inline Tensor forward_taps_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis,
+                                 const std::optional<Tensor>& steps, const Tensor& targets, Int padded_places,
+                                 const Tensor& places, const Tensor& shifts, bool channels_last) {
+  return with_basis(hidden, scale, basis, steps, [&](const auto& mixer) {
+    return multiply_taps(mixer, x, targets, padded_places, places, shifts, channels_last);
+  });
+}
+
+inline Tensor forward_pointwise_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis,
+                                      const std::optional<Tensor>& steps) {
+  return with_basis(hidden, scale, basis, steps, [&](const auto& mixer) { return multiply_pointwise(mixer, x); });
 }
 
 }  // namespace kernelwarehouse

@@ -74,14 +74,15 @@ struct Layer {
 
 // Few rows: nothing is packed, the kernels stream from memory once. to[row] (+)= sum over K of weights[row][k] *
 // lines[k], so that a sum is loaded and stored once for K products. What comes `next` is fetched meanwhile.
-template <int K, int V, int L>
-inline void stream_panel(const float* weights, Int weights_pitch, Int rows, const float* const* lines,
-                         const float* const* next, Int column, float* to, Int to_pitch, bool add) {
+template <int K, int V, int L, class Number>
+inline void stream_panel(const float* weights, Int weights_pitch, Int rows, const Number* const* lines,
+                         const Number* const* next, Int column, float* to, Int to_pitch, bool add) {
   Vector<L> numbers[K][V];
   KERNELWAREHOUSE_UNROLL for (int k = 0; k < K; ++k) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) numbers[k][v] =
       load<L>(lines[k] + column + v * L);
   for (int k = 0; k < K; ++k)
-    for (int c = 0; c < V * L; c += kLine) __builtin_prefetch(next[k] + column + c, 0, 2);
+    for (int c = 0; c < V * L; c += kLine * sizeof(float) / sizeof(Number))
+      __builtin_prefetch(next[k] + column + c, 0, 2);
   for (to += column; rows > 0; --rows, weights += weights_pitch, to += to_pitch)
     KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) {
       Vector<L> sum = add ? load<L>(to + v * L) : Vector<L>{};
@@ -90,9 +91,9 @@ inline void stream_panel(const float* weights, Int weights_pitch, Int rows, cons
     }
 }
 
-template <int K>
-inline void stream_lines(const float* weights, Int weights_pitch, Int rows, const float* const* lines,
-                         const float* const* next, Int columns, float* to, Int to_pitch, bool add) {
+template <int K, class Number>
+inline void stream_lines(const float* weights, Int weights_pitch, Int rows, const Number* const* lines,
+                         const Number* const* next, Int columns, float* to, Int to_pitch, bool add) {
   for_panels(columns, [&](Int column, Int width) {
     if (width == kWide)
       stream_panel<K, 2, kLanes>(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
@@ -104,8 +105,9 @@ inline void stream_lines(const float* weights, Int weights_pitch, Int rows, cons
 }
 
 // to[row][column] = sum over k of weights[row][k] * lines[k][column].
-inline void mix_streamed(const float* weights, Int rows, const std::vector<const float*>& lines, Int columns, float* to,
-                         Int to_pitch) {
+template <class Number>
+inline void mix_streamed(const float* weights, Int rows, const std::vector<const Number*>& lines, Int columns,
+                         float* to, Int to_pitch) {
   // Lines and columns at a time: the sums stay nearest, and reading runs on.
   constexpr Int together = 6;
   const Int stream = std::max(first_level() * 3 / 4 / rows / kWide * kWide, 8 * kWide);
@@ -116,13 +118,14 @@ inline void mix_streamed(const float* weights, Int rows, const std::vector<const
     const Int count = std::min(stream, columns - column);
     for (Int k = 0; k < depth;) {
       const Int some = std::min(together, depth - k);
-      const float *from[together], *next[together];
+      const Number *from[together], *next[together];
       for (Int i = 0; i < some; ++i) {
         from[i] = lines[k + i] + column;
         next[i] = k + some + i < depth ? lines[k + some + i] + column : lines[i] + column + count;
       }
-      constexpr decltype(&stream_lines<1>) streams[together] = {stream_lines<1>, stream_lines<2>, stream_lines<3>,
-                                                                stream_lines<4>, stream_lines<5>, stream_lines<6>};
+      constexpr decltype(&stream_lines<1, Number>) streams[together] = {
+          stream_lines<1, Number>, stream_lines<2, Number>, stream_lines<3, Number>,
+          stream_lines<4, Number>, stream_lines<5, Number>, stream_lines<6, Number>};
       streams[some - 1](weights + k, depth, rows, from, next, count, to + column, to_pitch, k > 0);
       k += some;
     }
@@ -133,7 +136,7 @@ inline void mix_streamed(const float* weights, Int rows, const std::vector<const
 // only: depth and pitch are taken to stay the same.
 struct Packed {
   Numbers numbers, scratch;
-  const float* from = nullptr;
+  const void* from = nullptr;
   Int columns = 0;
 };
 
@@ -145,14 +148,15 @@ inline Int packed_columns(Int depth) { return std::max<Int>(kWide, third_level()
 
 // to[row][column] = sum over k of weights[row][k] * from[k][column], for any number of rows; from[k], from[k + 1] are
 // `pitch` apart.
-inline void mix(const float* weights, Int rows, Int depth, const float* from, Int pitch, Int columns, float* to,
+template <class Number>
+inline void mix(const float* weights, Int rows, Int depth, const Number* from, Int pitch, Int columns, float* to,
                 Int to_pitch, Packed& packed) {
   // Packing costs a copy, which more rows pay for. Cells that stay in cache are packed in small pieces, which the rows
   // then find nearest; cells that come from memory in pieces long enough to be read at its full speed.
   constexpr Int some = 64, short_piece = 256;
   const bool near = depth * pitch <= 4 * third_level();
   if (rows <= (near ? 7 : 12)) {
-    std::vector<const float*> lines(depth);
+    std::vector<const Number*> lines(depth);
     for (Int k = 0; k < depth; ++k) lines[k] = from + k * pitch;
     return mix_streamed(weights, rows, lines, columns, to, to_pitch);
   }
@@ -182,7 +186,7 @@ inline void mix_turned(const Layer& layer, const float* weights, Int rows, Int d
   if (!pack) {
     const Int pitch = kLanes * layer.cell_in + kWide;  // `ins` is all of them
     packed.scratch.resize(rows * pitch);
-    std::vector<const float*> lines(depth);
+    std::vector<decltype(from(0))> lines(depth);
     for (Int o = 0; o < block.width; o += kLanes) {
       const Int channels = std::min(kLanes, block.width - o);
       for (Int k = 0; k < depth; ++k) lines[k] = from(k) + start + o * layer.cell_in;
@@ -243,22 +247,24 @@ struct CellMixer {
 
 // From bases, of which every mixture has its own: scale [pairs][segments] * (hidden [batch][n] x basis
 // [out_groups][segments] [n][cell]). Units of the hidden vector that are 0 in all samples, as a ReLU leaves many, cost
-// nothing.
+// nothing. Bases may be kept in 16 bits, as multiples of steps [out_groups][segments][n], which weights take care of.
+template <class Number>
 struct BasisMixer {
   const Layer& layer;
   const float* hidden;
   const float* scale;
-  const float* basis;
+  const Number* basis;
+  const float* steps;  // or none
 
   void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
     for_groups(pair, count, to, pitch,
-               [&](const float* weights, Int rows, const std::vector<Int>& active, const float* own, float* target,
+               [&](const float* weights, Int rows, const std::vector<Int>& active, const Number* own, float* target,
                    Int row_pitch) {
                  const Int depth = static_cast<Int>(active.size());
                  if (depth == layer.n) {
                    mix(weights, rows, depth, own + first, layer.cell(), columns, target, row_pitch, packed);
                  } else {
-                   std::vector<const float*> lines(depth);
+                   std::vector<const Number*> lines(depth);
                    for (Int k = 0; k < depth; ++k) lines[k] = own + active[k] * layer.cell() + first;
                    mix_streamed(weights, rows, lines, columns, target, row_pitch);
                  }
@@ -267,7 +273,7 @@ struct BasisMixer {
 
   void operator()(Int pair, Int count, const Block& block, float* to, Int pitch, Packed& packed) const {
     for_groups(pair, count, to, pitch,
-               [&](const float* weights, Int rows, const std::vector<Int>& active, const float* own, float* target,
+               [&](const float* weights, Int rows, const std::vector<Int>& active, const Number* own, float* target,
                    Int row_pitch) {
                  const Int depth = static_cast<Int>(active.size());
                  const auto from = [&](Int k) { return own + (depth == 0 ? 0 : active[k]) * layer.cell(); };
@@ -298,18 +304,20 @@ struct BasisMixer {
       const Int depth = static_cast<Int>(active.size());
       std::vector<float> weights(rows * depth);
       for (Int segment = 0; segment < layer.segments; ++segment) {
+        const Int mixture = group * layer.segments + segment;
         for (Int row = 0; row < rows; ++row)
           for (Int k = 0; k < depth; ++k)
             weights[row * depth + k] = hidden[(sample + row) * layer.n + active[k]] *
-                                       scale[(first + row * layer.out_groups) * layer.segments + segment];
-        mix(weights.data(), rows, active, basis + (group * layer.segments + segment) * layer.n * layer.cell(),
+                                       scale[(first + row * layer.out_groups) * layer.segments + segment] *
+                                       (steps ? steps[mixture * layer.n + active[k]] : 1.0f);
+        mix(weights.data(), rows, active, basis + mixture * layer.n * layer.cell(),
             to + (skipped * layer.segments + segment) * pitch, layer.out_groups * layer.segments * pitch);
       }
     }
   }
 
   BasisMixer from_sample(Int sample) const {
-    return {layer, hidden + sample * layer.n, scale + sample * layer.out_groups * layer.segments, basis};
+    return {layer, hidden + sample * layer.n, scale + sample * layer.out_groups * layer.segments, basis, steps};
   }
 };
 

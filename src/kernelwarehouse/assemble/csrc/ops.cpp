@@ -35,10 +35,10 @@ TORCH_LIBRARY(kernelwarehouse, library) {
       "Tensor",
       &kernelwarehouse::attention);
   library.def(
-      "forward_taps_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor targets, int padded_places, "
-      "Tensor places, Tensor shifts, bool channels_last) -> Tensor",
+      "forward_taps_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps, Tensor targets, "
+      "int padded_places, Tensor places, Tensor shifts, bool channels_last) -> Tensor",
       &kernelwarehouse::forward_taps_basis);
-  library.def("forward_pointwise_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis) -> Tensor",
+  library.def("forward_pointwise_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps) -> Tensor",
               &kernelwarehouse::forward_pointwise_basis);
   library.def(
       "attention_coefficients(Tensor x, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, "

@@ -36,6 +36,7 @@ constexpr Int kGrain = 8;  // channels of cells are multiples of this; a vector 
 template <int L>
 struct VectorOf {
   typedef float Numbers __attribute__((vector_size(L * sizeof(float)), aligned(4), may_alias));
+  typedef int16_t Shorts __attribute__((vector_size(L * sizeof(int16_t)), aligned(2), may_alias));
   typedef int32_t Mask __attribute__((vector_size(L * sizeof(int32_t))));
 };
 template <int L>
@@ -46,6 +47,12 @@ using Mask = VectorOf<kLanes>::Mask;
 template <int L = kLanes>
 inline Vector<L> load(const float* from) {
   return *reinterpret_cast<const Vector<L>*>(from);
+}
+template <int L = kLanes>
+inline Vector<L> load(const int16_t* from) {
+  const auto whole =
+      __builtin_convertvector(*reinterpret_cast<const typename VectorOf<L>::Shorts*>(from), typename VectorOf<L>::Mask);
+  return __builtin_convertvector(whole, Vector<L>);
 }
 template <class V>
 inline void store(float* to, V value) {
@@ -208,7 +215,8 @@ inline void for_panels(Int columns, const Body& body) {
 }
 
 // to[c][r] = from[r][c] for eight rows.
-inline void transpose_eight(const float* from, Int from_pitch, Int columns, float* to, Int to_pitch) {
+template <class Number>
+inline void transpose_eight(const Number* from, Int from_pitch, Int columns, float* to, Int to_pitch) {
   Int c = 0;
   for (; c + 8 <= columns; c += 8) {
     Vector<8> t[8], u[8];
@@ -234,7 +242,8 @@ inline void transpose_eight(const float* from, Int from_pitch, Int columns, floa
 
 // to[c][r] = from[r][c] for any number of rows. Some columns at a time, so that what they become is written while it is
 // near.
-inline void transpose(const float* from, Int from_pitch, Int rows, Int columns, float* to, Int to_pitch) {
+template <class Number>
+inline void transpose(const Number* from, Int from_pitch, Int rows, Int columns, float* to, Int to_pitch) {
   constexpr Int together = 64;
   for (; columns > 0; columns -= together, from += together, to += together * to_pitch) {
     const Int count = std::min(together, columns);
@@ -248,7 +257,8 @@ inline void transpose(const float* from, Int from_pitch, Int rows, Int columns, 
 // Columns [0, columns) of `depth` rows -> panels [panel][depth][its columns], which tiles read from front to end. Rows
 // are far away from each other, and reading along them is what memory is good at; eight at a time, as many as a cache
 // holds whose places all coincide, make for longer writes.
-inline void pack_panels(const float* from, Int pitch, Int depth, Int columns, float* packed) {
+template <class Number>
+inline void pack_panels(const Number* from, Int pitch, Int depth, Int columns, float* packed) {
   constexpr Int together = 8;
   for (Int k = 0; k < depth; k += together)
     for_panels(columns, [&](Int column, Int width) {
