@@ -16,7 +16,7 @@ namespace kernelwarehouse {
 // The sum of one channel: eight sums at a time in blocks, and doubles from block to block, lose little.
 inline double sum_of(const float* from, Int count) {
   constexpr Int block = 64 * kLanes;
-  double total = 0;
+  double sum = 0;
   Int i = 0;
   for (; i + kLanes <= count;) {
     const Int end = std::min(i + block, count / kLanes * kLanes);
@@ -24,11 +24,10 @@ inline double sum_of(const float* from, Int count) {
     for (; i + 4 * kLanes <= end; i += 4 * kLanes)
       for (int v = 0; v < 4; ++v) partial[v] += load(from + i + v * kLanes);
     for (; i < end; i += kLanes) partial[0] += load(from + i);
-    const Lanes sum = (partial[0] + partial[1]) + (partial[2] + partial[3]);
-    for (Int lane = 0; lane < kLanes; ++lane) total += sum[lane];
+    sum += total((partial[0] + partial[1]) + (partial[2] + partial[3]));
   }
-  for (; i < count; ++i) total += from[i];
-  return total;
+  for (; i < count; ++i) sum += from[i];
+  return sum;
 }
 
 // [batch, channels, *space] -> means [batch, channels]; what has no positions is left as it is.
@@ -79,8 +78,7 @@ inline Tensor small_linear(const Tensor& x, const Tensor& weight, const std::opt
       for (; k + kLanes <= in; k += kLanes) partial += load(from + k) * load(line + k);
       float sum = offset == nullptr ? 0 : offset[o];
       for (; k < in; ++k) sum += from[k] * line[k];
-      for (Int lane = 0; lane < kLanes; ++lane) sum += partial[lane];
-      to[o] = sum;
+      to[o] = sum + total(partial);
     }
   }
   return y;
@@ -103,8 +101,7 @@ inline float absolute_sum(const float* from, Int count) {
   }
   float sum = 0;
   for (; j < count; ++j) sum += std::fabs(from[j]);
-  for (Int lane = 0; lane < kLanes; ++lane) sum += partial[lane];
-  return sum;
+  return sum + total(partial);
 }
 
 // tau * beta + (1 - tau) * z / (sum |z| + epsilon), for logits [batch, mixtures, n + 1] -> [batch, mixtures, n].

@@ -78,11 +78,7 @@ struct Plane {
           for (int tap = 0; tap < T; ++tap) partial[tap] += inside ? value * load(from + offsets[tap]) : Lanes{};
         }
       }
-    for (int tap = 0; tap < T; ++tap) {
-      float sum = 0;
-      for (Int lane = 0; lane < kLanes; ++lane) sum += partial[tap][lane];
-      sums[tap * pitch_of_sums] = sum;
-    }
+    for (int tap = 0; tap < T; ++tap) sums[tap * pitch_of_sums] = total(partial[tap]);
   }
 
   std::vector<Int> tap_offsets() const {

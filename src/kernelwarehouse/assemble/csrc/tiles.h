@@ -67,6 +67,17 @@ inline void store_some(float* to, V value, Int count) {
     for (Int lane = 0; lane < count; ++lane) to[lane] = value[lane];
 }
 
+// The sum of a vector's numbers, in a few steps that wait for little: halves are added to each other.
+inline float total(Vector<8> v) {
+  v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+  v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+  return v[0] + v[1];
+}
+inline float total(Vector<16> v) {
+  return total(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+
 inline Int round_up(Int value, Int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Loops over a tile must be unrolled whole, for its sums to stay in registers; GCC gives up on large ones.
