@@ -106,7 +106,7 @@ def test_batch_norm_becomes_synchronised() -> None:
 def test_impossible_shapes() -> None:
     with pytest.raises(kw.ConfigError, match="hidden"):
         attention(hidden=0)
-    with pytest.raises(kw.ConfigError, match="beta"):
+    with pytest.raises(kw.ConfigError, match="starts"):
         attention(torch.zeros(2, 2, dtype=torch.bool))
     with pytest.raises(kw.ConfigError, match="own cells"):
         attention(own_cells_only=True)

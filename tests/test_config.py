@@ -27,7 +27,10 @@ FULL = kw.WarehouseConfig(
 )
 
 
-@pytest.mark.parametrize("config", [kw.WarehouseConfig(), kw.WarehouseConfig(sharing="same_shape"), FULL])
+BOTH_BEGINS = kw.WarehouseConfig(begin="logits", overrides=[kw.Override("layer1", begin="temperature")])
+
+
+@pytest.mark.parametrize("config", [kw.WarehouseConfig(), kw.WarehouseConfig(sharing="same_shape"), FULL, BOTH_BEGINS])
 def test_round_trip_through_json(config: kw.WarehouseConfig) -> None:
     text = json.dumps(config.to_dict())
     again = kw.WarehouseConfig.from_dict(json.loads(text))
@@ -107,6 +110,8 @@ def test_frozen() -> None:
         ("max_layers", "8"),
         ("norm", None),
         ("attention", 3),
+        ("begin", None),
+        ("begin", "zero"),
     ],
 )
 def test_nonsense_is_refused_by_name(field: str, value: object) -> None:

@@ -71,7 +71,8 @@ def _diagonal(mixtures: int, claim: range) -> CellRanges:
 
 def beta(ranges: CellRanges, cells: int) -> Tensor:
     """The binary matrix `[mixtures, cells]` of a layer."""
-    matrix = torch.zeros(len(ranges), cells, dtype=torch.bool)
+    # With memory, whatever torch's default device is: an attention on the device meta can still be given its start.
+    matrix = torch.zeros(len(ranges), cells, dtype=torch.bool, device="cpu")
     for mixture, run in enumerate(ranges):
         matrix[mixture, run.start : run.stop] = True
     return matrix

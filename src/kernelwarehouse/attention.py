@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernelwarehouse.attention_functions import ATTENTION_FUNCTIONS, normaliser
-from kernelwarehouse.config import AttentionFunction, Norm, check_choice, check_positive
+from kernelwarehouse.attention_functions import ATTENTION_FUNCTIONS, ZERO_CELL_START, normaliser
+from kernelwarehouse.config import AttentionFunction, Begin, Norm, check_begin, check_choice, check_positive
 from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.temperature import HasTemperature
 
@@ -38,7 +38,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """All that decides the sizes of an attention branch.
+    """All that decides what an attention branch is, and where it begins.
 
     `cells` is the n of the warehouse. With `own_cells_only` a mixture sees only its `cells / mixtures` own ones.
     """
@@ -51,12 +51,15 @@ class AttentionShape:
     function: AttentionFunction = "caf"
     low_rank: LowRank | None = None
     own_cells_only: bool = False
+    begin: Begin = "temperature"
 
     def __post_init__(self) -> None:
         for name in ("in_channels", "mixtures", "cells", "hidden"):
             check_positive(getattr(self, name), f"attention: {name}")
         check_choice(self.norm, "attention: norm", get_args(Norm))
         check_choice(self.function, "attention: function", ATTENTION_FUNCTIONS)
+        check_choice(self.begin, "attention: begin", get_args(Begin))
+        check_begin(self.begin, self.function, None, "attention: ")
         if self.own_cells_only and (self.cells % self.mixtures or self.low_rank):
             raise ConfigError(
                 f"attention over own cells only: {self.cells} cells do not divide among {self.mixtures} mixtures, "
@@ -89,8 +92,10 @@ class Attention(HasTemperature):
     """Mean over positions -> Linear -> norm -> ReLU -> Linear -> attention function.
 
     Every mixture has one logit per visible cell and one more for the zero cell, which takes part in the
-    normalisation and is then dropped. `beta` says which cells a mixture starts from; without it (`None`) the
-    temperature has no effect and stays 0.
+    normalisation and is then dropped. `starts` says which cells a mixture starts from. By temperature, this is the
+    paper's `beta`; without it (`None`) the temperature has no effect and stays 0. At the logits, there is no `beta`
+    either: what makes them starts with weights of 0 and biases of 1 at these cells, or at the zero cell for a mixture
+    that starts from none.
 
     In training, batch statistics of fewer than two samples say nothing: such a batch is normalised with the running
     statistics and leaves them alone.
@@ -101,15 +106,18 @@ class Attention(HasTemperature):
     def __init__(
         self,
         shape: AttentionShape,
-        beta: Tensor | None,
+        starts: Tensor | None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        beta = starts if shape.begin == "temperature" else None
         super().__init__(1.0 if beta is not None else 0.0, device)
-        if beta is not None and tuple(beta.shape) != (shape.mixtures, shape.cells):
-            raise ConfigError(f"beta has shape {tuple(beta.shape)}; {(shape.mixtures, shape.cells)} is wanted")
+        if starts is not None and tuple(starts.shape) != (shape.mixtures, shape.cells):
+            raise ConfigError(f"the starts have shape {tuple(starts.shape)}; {(shape.mixtures, shape.cells)} is wanted")
         self.shape = shape
-        self.register_buffer("beta", None if beta is None else beta.to(device=device, dtype=torch.bool))
+        self._first_cells = None if shape.begin == "temperature" else _seen_starts(shape, starts)
+        here = self.temperature.device
+        self.register_buffer("beta", None if beta is None else beta.to(device=here, dtype=torch.bool))
         batch_norm = shape.norm == "batch"
         self.fc1 = nn.Linear(shape.in_channels, shape.hidden, bias=not batch_norm, device=device, dtype=dtype)
         norm = nn.BatchNorm1d if batch_norm else nn.LayerNorm
@@ -128,7 +136,7 @@ class Attention(HasTemperature):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Linear weights kaiming-normal (fan_out), biases 0, the norm as new."""
+        """Linear weights kaiming-normal (fan_out), biases 0, the norm as new; the logits where training begins."""
         for layer in self.children():
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=math.sqrt(2 / max(layer.out_features, 1)))
@@ -138,9 +146,20 @@ class Attention(HasTemperature):
                 layer.reset_parameters()
         if self.shape.low_rank is not None:
             nn.init.zeros_(self.offset)
+        if self._first_cells is not None:
+            # The basis of the low-rank form stays as it is: if both factors were 0, neither would have a gradient.
+            nn.init.zeros_(self.fc2.weight)
+            offsets = self.fc2.bias if self.shape.low_rank is None else self.offset
+            zero_cell = torch.where(self._first_cells.any(1, keepdim=True), ZERO_CELL_START, 1.0)
+            with torch.no_grad():
+                offsets.copy_(torch.cat([self._first_cells, zero_cell], dim=1).view(offsets.shape))
+
+    @property
+    def follows_temperature(self) -> bool:
+        return self.beta is not None
 
     def set_temperature(self, tau: float) -> None:
-        super().set_temperature(tau if self.beta is not None else 0.0)
+        super().set_temperature(tau if self.follows_temperature else 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[batch, in_channels, *space]`, or means `[batch, in_channels]`, -> `[batch, mixtures, cells]`."""
@@ -216,7 +235,19 @@ class Attention(HasTemperature):
         return torch.cat([before, local, after], dim=1), self.offset[:, : shape.cells]
 
     def extra_repr(self) -> str:
-        return f"mixtures={self.shape.mixtures}, cells={self.shape.cells}, function={self.shape.function!r}"
+        shape = self.shape
+        begin = "" if shape.begin == "temperature" else f", begin={shape.begin!r}"
+        return f"mixtures={shape.mixtures}, cells={shape.cells}, function={shape.function!r}{begin}"
+
+
+def _seen_starts(shape: AttentionShape, starts: Tensor | None) -> Tensor:
+    """`[mixtures, visible]`: which of the cells that a mixture sees it starts from."""
+    if starts is None:
+        raise ConfigError("an attention that begins at its logits was not told which cells its mixtures start from")
+    starts = starts.bool()
+    if shape.own_cells_only:
+        starts = starts.unflatten(1, (shape.mixtures, shape.visible)).diagonal(dim1=0, dim2=1).T.contiguous()
+    return starts
 
 
 def _mean_over_positions(x: Tensor) -> Tensor:

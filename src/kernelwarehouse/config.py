@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, Self, get_args
 
-from kernelwarehouse.attention_functions import ATTENTION_FUNCTIONS
+from kernelwarehouse.attention_functions import ATTENTION_FUNCTIONS, START_OBSTACLES
 from kernelwarehouse.errors import ConfigError
 
 AttentionFunction = str
@@ -16,6 +16,7 @@ AttentionFunction = str
 Norm = Literal["batch", "layer"]
 Sharing = Literal["stage", "layer", "none", "same_shape"]
 Start = Literal["one_to_one", "all_to_one", "many_to_one", "one_to_many", "none"]
+Begin = Literal["temperature", "logits"]
 
 MOST_BUDGET = 1024.0
 """Budgets beyond this are mistakes: a hundred times more cells than any published network has."""
@@ -53,6 +54,24 @@ def check_positive(value: float, what: str, most: float = math.inf) -> None:
         raise ConfigError(f"{what} is {value:g}; it must be above 0{limit}")
 
 
+def check_begin(begin: Begin | None, attention: AttentionFunction | None, start: Start | None, where: str) -> None:
+    """Refuse to begin at logits that cannot say which cells a mixture starts from."""
+    if begin != "logits":
+        return
+    obstacle = None if attention is None else START_OBSTACLES.get(attention, "is not known to give single cells")
+    if obstacle is not None:
+        able = " or ".join(repr(name) for name, reason in START_OBSTACLES.items() if reason is None)
+        raise ConfigError(
+            f"{where}begin is 'logits' and attention is {attention!r}, which {obstacle}; attention {able}, or begin "
+            "'temperature', is wanted"
+        )
+    if start == "none":
+        raise ConfigError(
+            f"{where}begin is 'logits' and start is 'none', which gives a mixture no cells to begin from; another "
+            "start, or begin 'temperature', is wanted"
+        )
+
+
 @dataclass(frozen=True)
 class Override:
     """Other settings for the layers or warehouses whose name matches `pattern`; `None` leaves a setting as it is.
@@ -60,7 +79,7 @@ class Override:
     Arguments:
         pattern: shell-style; it must match a layer, a module that holds layers, or a warehouse.
         budget: as in `WarehouseConfig`; so are `in_ratio`, `out_ratio`, `spatial_partition`, `start`, `reduction`,
-            `norm`, `attention` and `low_rank`.
+            `norm`, `attention`, `low_rank` and `begin`.
 
     Raises:
         ConfigError: for a value that makes no sense, and for an override that changes nothing.
@@ -76,6 +95,7 @@ class Override:
     norm: Norm | None = None
     attention: AttentionFunction | None = None
     low_rank: float | None = None
+    begin: Begin | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, str) or not self.pattern:
@@ -100,8 +120,10 @@ class WarehouseConfig:
     - `in_ratio`, `out_ratio`: cell width as a part of the layers' greatest common divisor. By default, as in the
       paper, 1 for budgets of one and more, and 1/2 below (where the divisor is even).
     - `spatial_partition`: cells are 1 wide on spatial axes; off, they are as wide as the kernels.
-    - `start`: which cells a mixture starts from at temperature 1.
+    - `start`: which cells a mixture starts from.
     - `reduction`, `norm`, `attention`, `low_rank`: the attention branch; `low_rank` is the ratio of its low-rank form.
+    - `begin`: what holds a mixture to those cells at first: the paper's `"temperature"`, which is lowered during
+      training, or the `"logits"` that the attention starts with, at temperature 0. For `"caf"` only.
     - `sharing`: layers that draw on one warehouse: a stage, one layer, same-shaped kernels of a stage, or
       `"none"`, where every mixture has cells of its own.
     - `groups`: explicit warehouses, name -> patterns, instead of `sharing`. Layers in no group then stay static.
@@ -130,6 +152,7 @@ class WarehouseConfig:
     norm: Norm = "batch"
     attention: AttentionFunction = "caf"
     low_rank: float | None = None
+    begin: Begin = "temperature"
     sharing: Sharing = "stage"
     groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     exclude: tuple[str, ...] = ()
@@ -227,11 +250,17 @@ def _normalise_settings(config: WarehouseConfig | Override, prefix: str) -> None
     partition = config.spatial_partition
     if not isinstance(partition, bool) and not (partition is None and isinstance(config, Override)):
         raise ConfigError(f"{prefix}spatial_partition is {partition!r}; True or False is wanted")
-    choices = {"start": get_args(Start), "norm": get_args(Norm), "attention": tuple(ATTENTION_FUNCTIONS)}
+    choices = {
+        "start": get_args(Start),
+        "norm": get_args(Norm),
+        "attention": tuple(ATTENTION_FUNCTIONS),
+        "begin": get_args(Begin),
+    }
     for name, known in choices.items():
         value = getattr(config, name)
         if value is not None or isinstance(config, WarehouseConfig):
             check_choice(value, prefix + name, known)
+    check_begin(config.begin, config.attention, config.start, prefix)
     for name in ("budget", "reduction"):
         if isinstance(config, WarehouseConfig) and getattr(config, name) is None:
             raise ConfigError(f"{name} is None; a number is wanted")

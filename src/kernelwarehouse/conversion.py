@@ -21,7 +21,7 @@ from kernelwarehouse.layers import (
 from kernelwarehouse.planning.discover import check_model, discover
 from kernelwarehouse.planning.plan import Plan, PlannedWarehouse
 from kernelwarehouse.planning.spec import LayerSpec
-from kernelwarehouse.warehouse import Initializer, draw_cells, seed_from_kernels
+from kernelwarehouse.warehouse import Initializer, draw_cells, scale_for_logits, seed_from_kernels
 
 _CONVS: dict[str, type[Conv1d] | type[Conv2d] | type[Conv3d]] = {"conv1d": Conv1d, "conv2d": Conv2d, "conv3d": Conv3d}
 _PLAN = "_kernelwarehouse_plan"
@@ -40,8 +40,9 @@ _HOOKS = (
 def convert(model: nn.Module, plan: Plan, *, initializer: Initializer | None = None) -> nn.Module:
     """A copy of the model whose planned layers draw on warehouses; the original is untouched.
 
-    The cells are seeded from the model's present kernels: with a whole budget of 1 or more, the converted model at
-    temperature 1 (where it starts) gives the original's outputs. With an `initializer` they are drawn anew instead.
+    The cells are seeded from the model's present kernels: with a whole budget of 1 or more, the converted model gives
+    the original's outputs where it starts, which is temperature 1, or 0 for a plan that begins at the logits
+    (`WarehouseConfig.begin`). With an `initializer` they are drawn anew instead.
     The cells of layers that are frozen (`requires_grad` is `False`) are frozen; their attention, which is new, is not.
 
     Arguments:
@@ -185,9 +186,11 @@ def _fill(
         # Without a start strategy there is nothing to meet, but trained values are still the better cells.
         starts = planned.starts("one_to_one" if planned.start == "none" else None)
         seed_from_kernels(cells, planned.partitions, planned.claims, starts, kernels)
-        return
-    for partition, claim in zip(planned.partitions, planned.claims, strict=True):
-        draw_cells(cells, partition, claim, initializer)
+    else:
+        for partition, claim in zip(planned.partitions, planned.claims, strict=True):
+            draw_cells(cells, partition, claim, initializer)
+    if planned.begin == "logits":
+        scale_for_logits(cells, planned.starts())
 
 
 def _kernel(spec: LayerSpec, old: nn.Module) -> Tensor:

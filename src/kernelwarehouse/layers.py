@@ -20,7 +20,7 @@ from kernelwarehouse.partition import Partition
 from kernelwarehouse.planning.cells import plan_warehouse
 from kernelwarehouse.planning.plan import PlannedWarehouse
 from kernelwarehouse.planning.spec import Group, Kind, LayerSpec
-from kernelwarehouse.warehouse import Warehouse, draw_cells, kaiming_normal
+from kernelwarehouse.warehouse import Warehouse, draw_cells, kaiming_normal, scale_for_logits
 
 Size = int | tuple[int, ...]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -53,6 +53,8 @@ def own_source(
     planned = plan_warehouse(Group(spec.name, (spec,), (spec,)), config)
     [source] = make_sources(planned, device, dtype)
     draw_cells(source.warehouse.cells, planned.partitions[0], planned.claims[0], kaiming_normal)
+    if planned.begin == "logits":
+        scale_for_logits(source.warehouse.cells, planned.starts())
     return source
 
 

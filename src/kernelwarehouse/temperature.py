@@ -26,6 +26,11 @@ class HasTemperature(nn.Module):
         super().__init__()
         self.register_buffer("temperature", torch.tensor(round(tau * _ONE), dtype=torch.int64, device=device))
 
+    @property
+    def follows_temperature(self) -> bool:
+        """Whether tau can be anything but 0 here."""
+        return True
+
     def tau(self, dtype: torch.dtype) -> Tensor:
         return self.temperature.to(dtype) * (1 / _ONE)
 
@@ -51,7 +56,7 @@ def _holders(model: nn.Module) -> Iterator[HasTemperature]:
 def set_temperature(model: nn.Module, tau: float) -> None:
     """Set tau in every layer of the model: 1 is the start of training, 0 its end.
 
-    Layers without a start strategy stay at 0.
+    Layers without a start strategy, and those that begin at their logits (`WarehouseConfig.begin`), stay at 0.
 
     Arguments:
         model: a model with converted layers; wrappers such as DistributedDataParallel may be around it.
@@ -83,14 +88,16 @@ def get_temperature(model: nn.Module) -> float:
     Raises:
         KernelWarehouseError: for a model without a layer that has a temperature.
     """
-    # Layers without a start strategy stay at 0 whatever the others do, so the highest is the model's.
+    # Some layers stay at 0 whatever the others do, so the highest is the model's.
     return max(module.get_temperature() for module in _holders(model))
 
 
 class TemperatureSchedule:
     """Lowers tau linearly from 1 to 0 over the first `steps` iterations: call `step()` after each of them.
 
-    Sets the model's tau at once, so the first iteration runs at 1 (at 0 for `steps=0`, as fine-tuning wants).
+    Sets the model's tau at once, so the first iteration runs at 1 (at 0 for `steps=0`, as fine-tuning wants). Layers
+    that begin at their logits are at 0 throughout; a model of such layers alone needs no schedule, and is none the
+    worse for one.
 
     Arguments:
         model: a model with converted layers.
@@ -114,6 +121,7 @@ class TemperatureSchedule:
         if isinstance(count, bool) or not isinstance(count, numbers.Integral) or int(count) < 0:
             raise KernelWarehouseError(f"steps is {steps!r}; a whole number of iterations, 0 or more, is wanted")
         self.model = model
+        self._moves = any(module.follows_temperature for module in _holders(model))
         self.steps = int(steps)
         self.done = 0
         self._apply()
@@ -121,7 +129,7 @@ class TemperatureSchedule:
     @property
     def temperature(self) -> float:
         """The tau of the iteration to come."""
-        return max(0.0, 1 - self.done / self.steps) if self.steps else 0.0
+        return max(0.0, 1 - self.done / self.steps) if self.steps and self._moves else 0.0
 
     def step(self) -> None:
         """Go on to the next iteration."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
+from kernelwarehouse.attention_functions import start_divisor
 from kernelwarehouse.partition import Partition
 
 Initializer = Callable[[Tensor], object]
@@ -199,3 +200,17 @@ def draw_cells(cells: Tensor, partition: Partition, claim: range, initializer: I
     pieces = torch.stack(drawn, 1).flatten(0, 1)
     chosen = torch.arange(len(claim), device=cells.device) * len(pieces) // len(claim)
     cells[claim.start : claim.stop] = pieces[chosen]
+
+
+@torch.no_grad()
+def scale_for_logits(cells: Tensor, starts: Sequence[Sequence[range]]) -> None:
+    """Make the cells larger by what the attention function divides by where training begins at the logits.
+
+    A mixture that starts from k cells then gives their sum, as at temperature 1. Mixtures that start from the same
+    cell start from the same cells; a cell that none starts from is taken for one with a mixture of its own.
+    """
+    scale = torch.full((len(cells),), start_divisor(1), dtype=torch.float64, device="cpu")
+    for run in {run for layer_starts in starts for run in layer_starts if run}:
+        scale[run.start : run.stop] = start_divisor(len(run))
+    wide = torch.promote_types(cells.dtype, torch.float32)  # the scale itself would be 1 in bfloat16
+    cells.copy_(cells * scale.to(wide).to(cells.device).view(-1, *[1] * (cells.dim() - 1)))

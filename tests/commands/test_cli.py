@@ -31,6 +31,16 @@ def test_plan_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert "20,435,968" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("model", ["resnet18", "kw1x_resnet18"])
+def test_plan_takes_a_begin_for_presets_too(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    assert main(["plan", model, "--begin", "logits", "--json", str(path)]) == 0
+    assert "begin at their logits" in capsys.readouterr().out
+    plan = kw.Plan.load(path)
+    assert plan.config.begin == "logits"
+    assert {warehouse.begin for warehouse in plan.warehouses} == {"logits"}
+
+
 def test_zoo_lists_counts_beside_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo"]) == 0
     printed = capsys.readouterr().out
@@ -45,6 +55,8 @@ def test_zoo_lists_counts_beside_the_papers(capsys: pytest.CaptureFixture[str]) 
         (["plan", "resnet18", "--budget", "nan"], "budget is 'nan'"),
         (["plan", "resnet18", "--exclude", "layer9"], "'layer9' matches no layer"),
         (["plan", "resnet1"], "resnet1"),
+        (["plan", "resnet18", "--begin", "logits", "--attention", "softmax"], "attention is 'softmax', which is above"),
+        (["plan", "kw1x_resnet18", "--begin", "logits", "--budget", "2"], "--budget goes with a timm model"),
     ],
 )
 def test_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from kernelwarehouse import get_temperature, load, plan_of
 from kernelwarehouse.cli import main
 from kernelwarehouse.data import open_dataset
 from kernelwarehouse.training.predict import open_trained
@@ -65,6 +66,17 @@ def test_predict_prints_the_likeliest_classes(
         assert name in shown
         assert f"{share:.2%}" in shown
     assert sum(share for _, share in open_trained(run / "last").predict([images.load(3)], top=4)[0]) == pytest.approx(1)
+
+
+def test_training_begins_at_the_logits(striped_npz: Path, tmp_path: Path) -> None:
+    output, settings = tmp_path / "run", "--epochs 1 --batch-size 16 --set learning_rate=0.05 --report-every 1"
+    words = f"train kw1x_resnet18 --data {striped_npz} --recipe small --output {output} {settings} {TINY}"
+    assert main([*words.split(), "--model-arg", "begin=logits"]) == 0
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert {line["tau"] for line in lines if "tau" in line} == {0}
+    network = load(output / "best")
+    assert get_temperature(network) == 0
+    assert {warehouse.begin for warehouse in plan_of(network).warehouses} == {"logits"}
 
 
 @pytest.mark.parametrize(

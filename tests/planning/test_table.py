@@ -38,6 +38,15 @@ def test_a_narrow_terminal_cuts_nothing_off(plan: kw.Plan) -> None:
     assert f"{plan.warehouses[0].attention_parameters:,}" in words
 
 
+def test_what_begins_at_its_logits_is_told(plan: kw.Plan) -> None:
+    told = "attentions begin at their logits, temperature 0"
+    assert told not in printed(plan, 200)
+    assert told in printed(plan.with_warehouse("stage1", begin="logits"), 200)
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3))
+    config = kw.WarehouseConfig(sharing="layer", overrides=[kw.Override("1", begin="logits")])
+    assert f"{told} in 1" in printed(kw.plan(model, config), 200)
+
+
 def test_long_lists_are_shortened_to_their_ends() -> None:
     assert shorten(["a", "b", "c", "d"]) == "a, b, c, d"
     assert shorten([str(number) for number in range(10)]) == "0, 1, ..., 9 (10)"

@@ -70,6 +70,17 @@ def test_fine_tuning_starts_at_zero(plain_recipe: Recipe) -> None:
     assert trainer.tau == 0
 
 
+def test_begun_at_the_logits_tau_is_zero_throughout(plain_recipe: Recipe) -> None:
+    model = timm.create_model("kw1x_resnet18", num_classes=4, begin="logits", **TINY_RESNET)
+    trainer = trainer_for(model, plain_recipe)
+    for step in range(2):
+        assert (trainer.tau, kw.get_temperature(trainer.model)) == (0, 0)
+        trainer.step([batch(16, step)])
+    again = trainer_for(copy.deepcopy(model), plain_recipe)
+    again.load_state_dict(trainer.state_dict())
+    assert (again.tau, kw.get_temperature(again.model)) == (0, 0)
+
+
 def test_static_network_has_no_temperature(plain_recipe: Recipe) -> None:
     trainer = trainer_for(timm.create_model("resnet18", num_classes=4, **TINY_RESNET), plain_recipe)
     trainer.step([batch(16, 0)])

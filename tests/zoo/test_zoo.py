@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 import timm
 import torch
 
 import kernelwarehouse as kw
 from kernelwarehouse.zoo import PRESETS, convnext, deit, mobilenetv2, preset_plan, resnet
+from reference import relative_error
 
 PAPER = {preset.name: preset for family in (resnet, mobilenetv2, convnext, deit) for preset in family.PRESETS}
 NAMES = (
@@ -108,3 +111,43 @@ def test_networks_without_a_classifier(name: str) -> None:
 def test_arguments_that_timm_does_not_take() -> None:
     with pytest.raises(kw.ConfigError, match="wings"):
         kw.create_model("kw1x_resnet18", wings=2)
+
+
+@pytest.mark.parametrize("build", [kw.create_model, timm.create_model])
+def test_presets_begin_as_they_are_told(build: object, tmp_path: Path) -> None:
+    networks = []
+    for begin in (None, "temperature", "logits"):
+        torch.manual_seed(0)
+        networks.append(build("kw1x_small_resnet", num_classes=4, begin=begin).eval())
+    assert [kw.get_temperature(network) for network in networks] == [1, 1, 0]
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        first = networks[0](x)
+        for network in networks[1:]:
+            assert relative_error(network(x), first) < 1e-5
+        kw.save(networks[2], tmp_path / "net")
+        again = kw.load(tmp_path / "net")
+        assert torch.equal(again(x), networks[2](x))
+    assert {warehouse.begin for warehouse in kw.plan_of(again).warehouses} == {"logits"}
+
+
+def test_feature_networks_begin_as_they_are_told() -> None:
+    arguments = {"features_only": True, "out_indices": (1, 2)}
+    torch.manual_seed(0)
+    paper = kw.create_model("kw1x_mobilenetv2_050", **arguments).eval()
+    torch.manual_seed(0)
+    logits = kw.create_model("kw1x_mobilenetv2_050", begin="logits", **arguments).eval()
+    assert kw.get_temperature(logits) == 0
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        for found, expected in zip(logits(x), paper(x), strict=True):
+            assert relative_error(found, expected) < 1e-5
+
+
+def test_presets_that_cannot_begin_so_say_why() -> None:
+    with pytest.raises(kw.ConfigError, match="attention is 'softmax'"):
+        kw.create_model("kw1x_resnet18_softmax", begin="logits")
+    with pytest.raises(kw.ConfigError, match="dy4x_resnet18 is given begin 'logits'"):
+        kw.create_model("dy4x_resnet18", begin="logits")
+    with pytest.raises(kw.ConfigError, match="begin is 'cold'; one of temperature, logits"):
+        kw.create_model("kw1x_small_resnet", begin="cold")

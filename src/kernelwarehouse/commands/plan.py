@@ -8,7 +8,7 @@ import torch
 from kernelwarehouse._terminal import console
 from kernelwarehouse.attention_functions import ATTENTION_FUNCTIONS
 from kernelwarehouse.commands.arguments import path
-from kernelwarehouse.config import Norm, Sharing, Start, WarehouseConfig
+from kernelwarehouse.config import Begin, Norm, Sharing, Start, WarehouseConfig
 from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.planning.api import plan
 from kernelwarehouse.zoo import EVERY_PRESET, Preset, build_by_name, preset_plan
@@ -19,7 +19,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "plan",
         help="show what converting a model would do, and what it would count",
         description="Show which layers would draw on which warehouse, and what that makes of the parameters. A preset "
-        "has settings of its own; the options are for timm's models.",
+        "has settings of its own; the options but --begin are for timm's models.",
     )
     parser.add_argument("model", help="a timm model name, or a preset of this library")
     group = parser.add_argument_group("settings of a timm model")
@@ -34,6 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--norm": get_args(Norm),
         "--attention": tuple(ATTENTION_FUNCTIONS),
         "--start": get_args(Start),
+        "--begin": get_args(Begin),
         "--sharing": get_args(Sharing),
     }
     # None of them has a default here, so that it is known which were given.
@@ -59,10 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in arguments.settings if getattr(arguments, name) is not None}
     preset = EVERY_PRESET.get(arguments.model)
     if isinstance(preset, Preset):
+        begin = given.pop("begin", None)
         if given:
             options = ", ".join(arguments.settings[name] for name in given)
             raise ConfigError(f"{preset.name} has settings of its own; {options} goes with a timm model")
-        made = preset_plan(preset)
+        made = preset_plan(preset, begin)
     else:
         config = WarehouseConfig(**given)
         with torch.device("meta"):

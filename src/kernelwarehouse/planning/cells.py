@@ -24,7 +24,7 @@ def plan_warehouse(group: Group, config: WarehouseConfig, overrides: Sequence[Ov
     """The warehouse of one group: its settings after overrides, its cells, its layers' attentions."""
     settings = {layer.label: _settings(layer, group, config, overrides) for layer in group.layers}
     shared = settings[group.layers[0].label]
-    for name in ("budget", "in_ratio", "out_ratio", "spatial_partition", "start"):
+    for name in ("budget", "in_ratio", "out_ratio", "spatial_partition", "start", "begin"):
         for layer in group.layers:
             if settings[layer.label][name] != shared[name]:
                 raise PlanError(
@@ -42,7 +42,10 @@ def plan_warehouse(group: Group, config: WarehouseConfig, overrides: Sequence[Ov
         for layer in group.layers
     )
     cell = _cell_shape(group, shared)
-    return PlannedWarehouse(group.name, layers, cell, shared["budget"], shared["start"], config.sharing == "none")
+    own_cells_only = config.sharing == "none"
+    return PlannedWarehouse(
+        group.name, layers, cell, shared["budget"], shared["start"], own_cells_only, shared["begin"]
+    )
 
 
 def _settings(layer: LayerSpec, group: Group, config: WarehouseConfig, overrides: Sequence[Override]) -> dict[str, Any]:

@@ -19,9 +19,11 @@ from kernelwarehouse.attention import AttentionShape, LowRank
 from kernelwarehouse.config import (
     MOST_BUDGET,
     AttentionFunction,
+    Begin,
     Norm,
     Start,
     WarehouseConfig,
+    check_begin,
     check_choice,
     check_positive,
     exact,
@@ -56,6 +58,7 @@ class PlannedWarehouse:
     budget: float = 1.0
     start: Start = "one_to_one"
     own_cells_only: bool = False
+    begin: Begin = "temperature"
 
     def __post_init__(self) -> None:
         where = f"warehouse {self.name!r}"
@@ -68,6 +71,7 @@ class PlannedWarehouse:
         object.__setattr__(self, "budget", parse_number(self.budget, f"{where}: budget"))
         check_positive(self.budget, f"{where}: budget", MOST_BUDGET)
         check_choice(self.start, f"{where}: start", get_args(Start))
+        check_choice(self.begin, f"{where}: begin", get_args(Begin))
         names = ", ".join(layer.spec.label for layer in self.layers[:3])
         for layer in self.layers:
             self._check_layer(layer, where)
@@ -77,12 +81,27 @@ class PlannedWarehouse:
             raise PlanError(f"{where} ({names}): start 'many_to_one' needs a budget of 1 or more, not {self.budget:g}")
         if self.start == "one_to_many" and self.budget > 1:
             raise PlanError(f"{where} ({names}): start 'one_to_many' needs a budget of at most 1, not {self.budget:g}")
+        if self.begin == "logits" and self.own_cells_only and not self._starts_from_own_cells():
+            raise PlanError(
+                f"{where} ({names}): start {self.start!r} gives mixtures cells that they do not see with sharing "
+                "'none', and their logits cannot begin there; start 'one_to_one' in a warehouse of one layer is wanted"
+            )
+
+    def _starts_from_own_cells(self) -> bool:
+        for partition, ranges in zip(self.partitions, self.starts(), strict=True):
+            own = self.cells // partition.mixtures
+            if any(
+                run and not index * own <= run.start < run.stop <= (index + 1) * own for index, run in enumerate(ranges)
+            ):
+                return False
+        return True
 
     def _check_layer(self, layer: PlannedLayer, where: str) -> None:
         try:
             Partition(layer.spec.kernel_shape, self.cell_shape)
         except PlanError as error:
             raise PlanError(f"{where}: layer {layer.spec.label!r} cannot be split: {error}") from None
+        check_begin(self.begin, layer.attention, self.start, f"{where}: layer {layer.spec.label!r}: ")
         if layer.low_rank is not None:
             check_positive(layer.low_rank, f"{where}: layer {layer.spec.label!r}: low_rank", 1.0)
             if self.own_cells_only:
@@ -131,6 +150,7 @@ class PlannedWarehouse:
             layer.attention,
             low_rank,
             self.own_cells_only,
+            self.begin,
         )
 
     @cached_property
@@ -208,7 +228,7 @@ class Plan:
         raise PlanError(f"the plan has no warehouse {name!r}; it has {known}")
 
     def with_warehouse(self, name: str, /, **changes: Any) -> Self:
-        """The plan with other `budget`, `start`, `cell_shape`, `layers` or `name` for one warehouse.
+        """The plan with other `budget`, `start`, `begin`, `cell_shape`, `layers` or `name` for one warehouse.
 
         Raises:
             PlanError: for an unknown warehouse or setting, and for a value that does not fit the layers.

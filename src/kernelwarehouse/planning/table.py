@@ -20,7 +20,8 @@ def plan_table(plan: Plan) -> Table:
     before, after = plan.parameters_before, plan.parameters_after
     ratio = f" ({after / before:.2f}x)" if before else ""
     order = None if plan.order is None else _ORDERS[plan.order]
-    table = Table(title=f"{plan!r}{ratio}", title_justify="left", expand=False, caption=order, caption_justify="left")
+    caption = Text("\n".join(filter(None, (order, _begin(plan)))), style="table.caption")
+    table = Table(title=f"{plan!r}{ratio}", title_justify="left", expand=False, caption=caption, caption_justify="left")
     for heading in ("warehouse", "layers", "cell", "m", "n", "b", "cells", "attention"):
         text = heading in ("warehouse", "layers", "cell")
         # Only the layers' column gives way on a narrow terminal, and it folds: no name is ever cut.
@@ -46,6 +47,15 @@ def plan_table(plan: Plan) -> Table:
         kept = f"{sum(layer.parameters for layer in layers):,}"
         table.add_row("static", Text(f"{names}: {reason}"), "", "", "", "", kept, "")
     return table
+
+
+def _begin(plan: Plan) -> str | None:
+    """Which warehouses begin at the logits, where any do."""
+    names = [warehouse.name for warehouse in plan.warehouses if warehouse.begin == "logits"]
+    if not names:
+        return None
+    which = "" if len(names) == len(plan.warehouses) else f" in {shorten(names)}"
+    return f"attentions begin at their logits, temperature 0{which}"
 
 
 def shorten(names: Sequence[str], most: int = 4) -> str:

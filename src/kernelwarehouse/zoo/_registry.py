@@ -10,7 +10,7 @@ from timm.models import register_model
 from torch import nn
 
 from kernelwarehouse.builder import WEIGHT_ARGUMENTS, remember_builder
-from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.config import Begin, WarehouseConfig
 from kernelwarehouse.conversion import apply_plan, convert
 from kernelwarehouse.errors import ConfigError, UnknownPresetError
 from kernelwarehouse.planning.api import plan
@@ -51,16 +51,19 @@ def find_preset(name: str) -> Preset | PeerPreset:
     raise UnknownPresetError(f"there is no preset {name!r}; {hint}")
 
 
-def create_model(name: str, **kwargs: Any) -> nn.Module:
+def create_model(name: str, *, begin: Begin | None = None, **kwargs: Any) -> nn.Module:
     """A network of the paper, new, at temperature 1; `timm.create_model` builds the same.
 
     Arguments:
         name: a preset, as `kernelwarehouse zoo` lists them.
+        begin: instead of the preset's, for one with warehouses: `"logits"` starts it at temperature 0, as in
+            `WarehouseConfig`.
         kwargs: go to timm's backbone: `num_classes`, `in_chans`, `drop_path_rate`, `features_only`, ...
 
     Raises:
         UnknownPresetError: for a name that is no preset; it suggests the nearest.
-        ConfigError: for arguments that the backbone does not take, and for `pretrained=True`.
+        ConfigError: for arguments that the backbone does not take, for `pretrained=True`, and for a `begin` that does
+            not go with the preset.
 
     Example:
         >>> import torch, kernelwarehouse as kw
@@ -75,21 +78,23 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
     features = {key: kwargs[key] for key in _FEATURE_ARGUMENTS if key in kwargs}
     whole = {key: value for key, value in kwargs.items() if key not in features}
     if isinstance(preset, PeerPreset):
+        if begin is not None:
+            raise ConfigError(f"{name} is given begin {begin!r}, but has no settings of warehouses to change")
         model = preset.method(timm.create_model(preset.backbone, **{**preset.arguments, **kwargs}))
     elif features.get("features_only"):
-        model = _feature_model(preset, whole, features)
+        model = _feature_model(preset, begin, whole, features)
     else:
         backbone = _backbone(preset, whole)
-        model = convert(backbone, plan(backbone, _config(preset, whole)))
+        model = convert(backbone, plan(backbone, _config(preset, begin, whole)))
     # A network with warehouses is its backbone and its plan; what the other methods make has no plan of its own.
     remember_builder(model, name if isinstance(preset, PeerPreset) else preset.backbone, kwargs)
     return model
 
 
-def preset_plan(preset: Preset, **kwargs: Any) -> Plan:
+def preset_plan(preset: Preset, begin: Begin | None = None, **kwargs: Any) -> Plan:
     """The plan of a preset, made on a backbone without memory."""
     with torch.device("meta"):
-        return plan(_backbone(preset, kwargs), _config(preset, kwargs))
+        return plan(_backbone(preset, kwargs), _config(preset, begin, kwargs))
 
 
 def _backbone(preset: Preset, arguments: dict[str, Any]) -> nn.Module:
@@ -99,9 +104,9 @@ def _backbone(preset: Preset, arguments: dict[str, Any]) -> nn.Module:
         raise ConfigError(f"{preset.name}: timm's {preset.backbone} does not take {arguments}: {error}") from error
 
 
-def _config(preset: Preset, arguments: dict[str, Any]) -> WarehouseConfig:
+def _config(preset: Preset, begin: Begin | None, arguments: dict[str, Any]) -> WarehouseConfig:
     """The preset's settings, without the classifier's warehouse where there is no classifier."""
-    config = preset.config
+    config = preset.config if begin is None else dataclasses.replace(preset.config, begin=begin)
     if arguments.get("num_classes") != 0 or "classifier" not in config.groups:
         return config
     groups = {name: patterns for name, patterns in config.groups.items() if name != "classifier"}
@@ -109,12 +114,12 @@ def _config(preset: Preset, arguments: dict[str, Any]) -> WarehouseConfig:
     return dataclasses.replace(config, groups=groups, overrides=overrides)
 
 
-def _feature_model(preset: Preset, whole: dict[str, Any], features: dict[str, Any]) -> nn.Module:
+def _feature_model(preset: Preset, begin: Begin | None, whole: dict[str, Any], features: dict[str, Any]) -> nn.Module:
     """timm takes a backbone apart for features and renames its modules; the plan is made on the whole one, so that
     the warehouses keep their size and a classifier's weights fit."""
     model = timm.create_model(preset.backbone, **whole, **features)
     here = {_common_name(name): name for name, _ in model.named_modules()}
-    planned = preset_plan(preset, **whole)
+    planned = preset_plan(preset, begin, **whole)
     names = {layer.spec.name: here.get(_common_name(layer.spec.name)) for layer in planned.layers}
     return apply_plan(model, planned, {name: found for name, found in names.items() if found is not None})
 
