@@ -19,7 +19,9 @@ _BASES = {preset.name: preset for preset in resnet.PRESETS}
 def _variant(base: str, suffix: str, parameters: int, printed: str, **changes: Any) -> Preset:
     preset = _BASES[base]
     config = dataclasses.replace(preset.config, **changes)
-    return Preset(f"{base}_{suffix}", preset.backbone, config, parameters, printed)
+    return Preset(
+        f"{base}_{suffix}", preset.backbone, config, parameters, printed, released_cells=preset.released_cells
+    )
 
 
 PRESETS: tuple[Preset | PeerPreset, ...] = (
