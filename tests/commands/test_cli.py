@@ -47,6 +47,9 @@ def test_zoo_lists_counts_beside_the_papers(capsys: pytest.CaptureFixture[str]) 
     row = next(line for line in printed.splitlines() if "kw1x_resnet50" in line)
     assert "28,052,310" in row
     assert "28.05M" in row
+    assert "advanced_published" in row
+    assert "kw1d4x_resnet18: no setting gives the printed count" in printed.splitlines()
+    assert "…" not in printed
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
+import pytest
+
 from kernelwarehouse import paper
+from kernelwarehouse.paper.presets import ACCURACY_TABLES, RECIPES
+from kernelwarehouse.training.recipe import load_recipe
 
 
 def test_names_are_those_of_the_presets():
@@ -24,3 +28,27 @@ def test_ablations_are_no_figures_of_the_preset():
 
 def test_a_network_that_the_paper_does_not_have():
     assert paper.published("vgg16") is None
+
+
+@pytest.mark.parametrize(
+    ("preset", "recipes"),
+    [
+        ("kw1x_resnet18", ["traditional", "advanced_published"]),
+        ("resnet18", ["traditional", "advanced_published"]),
+        ("kw1d4x_resnet18", ["advanced_published"]),
+        ("kw1x_convnext_tiny_published", ["advanced_published"]),
+        ("kw4x_mobilenetv2_050", ["mobilenetv2_published"]),
+        ("kwod4x_mobilenetv2_100", ["mobilenetv2_published"]),
+        ("se_resnet18", ["traditional"]),
+        ("kw1x_deit_tiny", []),
+        ("kw1x_small_resnet", []),
+    ],
+)
+def test_recipes_that_made_the_papers_accuracies(preset, recipes):
+    assert paper.recipes(preset) == recipes
+
+
+def test_recipes_exist_and_are_as_long_as_the_paper_says():
+    assert set(ACCURACY_TABLES) - set(RECIPES) == {"table:transformer"}
+    for table, recipe in RECIPES.items():
+        assert f"{load_recipe(recipe).epochs} epochs" == ACCURACY_TABLES[table]

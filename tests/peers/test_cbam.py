@@ -26,3 +26,13 @@ def test_spatial_gate_starts_even():
     gate = block_attention(16)[1]
     x = torch.randn(2, 16, 5, 5)
     torch.testing.assert_close(gate(x), x / 2)
+
+
+def test_starts_and_follows_its_batches_as_the_authors_does():
+    channel, spatial = block_attention(32)
+    assert all((layer.bias == 0).all() for layer in (channel.fc1, channel.fc2))
+    x = torch.randn(4, 32, 9, 9)
+    scaled = channel(x)
+    convolved = F.conv2d(torch.cat([scaled.amax(1, True), scaled.mean(1, True)], 1), spatial.conv.weight, padding=3)
+    spatial(scaled)
+    torch.testing.assert_close(spatial.norm.running_mean, 0.01 * convolved.detach().mean((0, 2, 3)))

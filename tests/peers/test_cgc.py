@@ -1,11 +1,12 @@
 import pytest
+import timm
 import torch
 from per_sample import convolve_each, linear, normalise, shake
 from torch import nn
 from torch.nn import functional as F
 
 from kernelwarehouse.errors import ConvertError
-from kernelwarehouse.peers.cgc import CGConv2d
+from kernelwarehouse.peers.cgc import CGConv2d, convert
 
 
 def kernel_of(layer, sample, group):
@@ -25,7 +26,11 @@ def kernel_of(layer, sample, group):
 
 @pytest.mark.parametrize(
     "conv, group",
-    [(nn.Conv2d(32, 48, 3, stride=2, padding=1, bias=False), 16), (nn.Conv2d(6, 9, 3, padding=1), 6)],
+    [
+        (nn.Conv2d(32, 48, 3, stride=2, padding=1, bias=False), 16),
+        (nn.Conv2d(6, 9, 3, padding=1), 6),
+        (nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=False), 3),
+    ],
     ids=str,
 )
 def test_kernels_are_gated_by_position(conv, group):
@@ -35,6 +40,15 @@ def test_kernels_are_gated_by_position(conv, group):
     if conv.bias is not None:
         expected = expected + layer.bias.view(1, -1, 1, 1)
     torch.testing.assert_close(layer(x), expected)
+
+
+def test_the_stem_is_gated_if_asked_for():
+    """The count with it is that of the authors' own ResNet18."""
+    static = timm.create_model("resnet18")
+    for stem, parameters in ((False, 11_717_784), (True, 11_721_791)):
+        model = convert(static, stem=stem)
+        assert isinstance(model.conv1, CGConv2d) == stem
+        assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 def test_code_is_half_the_positions_and_one():

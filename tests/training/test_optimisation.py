@@ -35,38 +35,66 @@ def test_mobilenetv2_follows_half_a_cosine_from_the_first_step() -> None:
     assert rates == pytest.approx([0.05 * (1 + math.cos(math.pi * step / 300)) for step in range(300)])
 
 
-def test_advanced_warms_up_linearly_then_joins_the_cosine() -> None:
-    rates = learning_rates(load_recipe("advanced"), 2)
+@pytest.mark.parametrize(("name", "end"), [("advanced", 0.0), ("advanced_published", 1e-6)])
+def test_advanced_warms_up_linearly_and_then_begins_its_cosine(name: str, end: float) -> None:
+    rates = learning_rates(load_recipe(name), 2)
+    assert rates[:40] == pytest.approx([0.004 * step / 40 for step in range(40)])
+    height = (0.004 - end) / 2
+    assert rates[40:] == pytest.approx([end + height * (1 + math.cos(math.pi * step / 560)) for step in range(560)])
+
+
+def test_a_cosine_that_is_counted_from_the_first_step_is_joined_by_the_warm_up() -> None:
+    rates = learning_rates(load_recipe("advanced").with_overrides({"cosine_after_warmup": False}), 2)
     assert rates[:40] == pytest.approx([0.004 * step / 40 for step in range(40)])
     assert rates[40:] == pytest.approx([0.002 * (1 + math.cos(math.pi * step / 600)) for step in range(40, 600)])
 
 
-def decays(model: nn.Module) -> dict[str, float]:
-    optimizer = make_optimizer(model, load_recipe("traditional"))
+def test_part_of_an_epoch_of_warm_up() -> None:
+    changes = {"epochs": 3, "warmup_epochs": 0.5, "cosine_after_warmup": True}
+    rates = learning_rates(load_recipe("small").with_overrides(changes), 4)
+    assert rates[:2] == pytest.approx([0.01, 0.055])
+    assert rates[2:] == pytest.approx([0.05 * (1 + math.cos(math.pi * step / 10)) for step in range(10)])
+
+
+def decays(model: nn.Module, recipe: Recipe) -> dict[str, float]:
+    optimizer = make_optimizer(model, recipe)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     return {name: decay[id(parameter)] for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize("network", ["resnet", "convnext", "low rank"])
-def test_decay_only_where_scale_matters(network: str) -> None:
+@pytest.mark.parametrize("recipe", ["small", "traditional"])
+def test_decay_is_for_all_but_norms_biases_and_in_small_the_logits(network: str, recipe: str) -> None:
     if network == "convnext":
         model = layer_norm_network()
     else:
         static = timm.create_model("resnet18", **TINY_RESNET)
         config = kw.WarehouseConfig(low_rank=1 / 4 if network == "low rank" else None)
         model = kw.convert(static, kw.plan(static, config))
-    for name, decay in decays(model).items():
-        parts = name.split(".")
-        if "attention" in parts:
-            expected = 0.0001 if name.endswith("fc1.weight") else 0.0
-        else:
-            expected = 0.0001 if model.get_parameter(name).ndim > 1 else 0.0
+    chosen = load_recipe(recipe)
+    for name, decay in decays(model, chosen).items():
+        expected = 0.0 if name.endswith(("bias", ".offset")) else chosen.weight_decay
+        if model.get_parameter(name).ndim == 1:
+            expected = 0.0
+        if recipe == "small" and name.endswith((".fc2.weight", ".basis.weight")):
+            expected = 0.0
         assert decay == expected, name
 
 
+def test_layer_scale_decays_only_if_asked_for() -> None:
+    model = layer_norm_network()
+    recipe = load_recipe("small")
+    plain, with_scale = (
+        decays(model, recipe.with_overrides({"decay_layer_scale": scales})) for scales in (False, True)
+    )
+    changed = {name for name, decay in with_scale.items() if plain[name] != decay}
+    assert changed == {f"stages.{stage}.blocks.0.gamma" for stage in range(4)}
+    assert {with_scale[name] for name in changed} == {recipe.weight_decay}
+
+
 def test_every_parameter_is_optimised_once() -> None:
-    model = timm.create_model("kw1x_resnet18", **TINY_RESNET)
-    optimizer = make_optimizer(model, load_recipe("traditional"))
+    model = layer_norm_network()
+    optimizer = make_optimizer(model, load_recipe("small").with_overrides({"decay_layer_scale": True}))
     optimised = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(optimised) == sorted(id(p) for p in model.parameters())
 

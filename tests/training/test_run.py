@@ -14,6 +14,7 @@ from PIL import Image
 
 import kernelwarehouse as kw
 from kernelwarehouse.data import ArrayImages, DataSet, FileImages
+from kernelwarehouse.drop_path import even_rate
 from kernelwarehouse.errors import CheckpointError, DataError, TrainingError, UnknownPresetError, UnreadableImageError
 from kernelwarehouse.report.run import write_run_report
 from kernelwarehouse.training.api import own_image_size, train
@@ -292,6 +293,20 @@ def test_runs_that_cannot_start(striped: DataSet, plain_recipe: Recipe, tmp_path
         run("resnet18", replace(striped, train=None), plain_recipe, tmp_path)
     with pytest.raises(kw.ConfigError, match=r"cannot be built with.*colour"):
         train("resnet18", striped, plain_recipe, tmp_path, arguments={"colour": 1})
+
+
+def test_a_network_is_trained_with_its_exceptions(striped: DataSet, recipe: Recipe, tmp_path: Path) -> None:
+    changes = {"epochs": 1, "tau_epochs": 0.5, "drop_path_rule": "even"}
+    exceptions = {"kw1x_*": {"drop_path": 0.25}, "resnet*": {"drop_path": 0.5}}
+    general = replace(recipe.with_overrides(changes), exceptions=exceptions)
+    folder = run("kw1x_resnet18", striped, general, tmp_path / "run")
+    stored = folder.read_settings().recipe
+    assert stored.drop_path == 0.25
+    assert stored.exceptions == {}
+    assert even_rate(kw.load(folder.path / "last")) == 0.25
+    run("kw1x_resnet18", striped, general, tmp_path / "run")  # the same, and finished
+    with pytest.raises(TrainingError, match=r"recipe\.drop_path: there 0\.25, now 0\.1"):
+        run("kw1x_resnet18", striped, general.with_overrides({"drop_path": 0.1}), tmp_path / "run")
 
 
 def test_parts_of_a_batch() -> None:

@@ -138,8 +138,15 @@ def test_changed_data_are_refused_with_what_differs(tmp_path: Path, settings: Ru
             claim(folder, other)
 
 
-def test_runs_of_the_format_before_go_on(tmp_path: Path, settings: RunSettings) -> None:
+def test_runs_of_the_formats_before_go_on(tmp_path: Path, settings: RunSettings) -> None:
     old = settings.as_dict()
+    for field in ("decay_logits", "decay_layer_scale", "cosine_after_warmup", "drop_path_rule", "ema_warmup"):
+        del old["recipe"][field]
+    (tmp_path / "run.json").write_text(json.dumps(old | {"format": 2}))
+    assert RunFolder(tmp_path).read_settings() == settings  # recipe `small` still does what all did then
+    other = settings.recipe.with_overrides({"decay_logits": True, "drop_path_rule": "even"})
+    with pytest.raises(TrainingError, match=r"recipe\.decay_logits: there False, now True; recipe\.drop_path_rule"):
+        claim(RunFolder(tmp_path), replace(settings, recipe=other))
     del old["format"], old["fingerprint"]
     (tmp_path / "run.json").write_text(json.dumps(old))
     claim(RunFolder(tmp_path), replace(settings, fingerprint={"training": {"images": 3}}))
@@ -147,9 +154,9 @@ def test_runs_of_the_format_before_go_on(tmp_path: Path, settings: RunSettings) 
 
 
 def test_newer_formats_are_refused(tmp_path: Path, settings: RunSettings) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(settings.as_dict() | {"format": 3, "unheard": 1}))
+    (tmp_path / "run.json").write_text(json.dumps(settings.as_dict() | {"format": 4, "unheard": 1}))
     for use in (RunFolder(tmp_path).read_settings, lambda: claim(RunFolder(tmp_path), settings)):
-        with pytest.raises(TrainingError, match=r"run\.json has format 3.*formats up to 2; a newer version wrote it"):
+        with pytest.raises(TrainingError, match=r"run\.json has format 4.*formats up to 3; a newer version wrote it"):
             use()
 
 

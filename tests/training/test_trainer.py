@@ -99,6 +99,15 @@ def test_average_follows_weights_and_carries_the_temperature(plain_recipe: Recip
     torch.testing.assert_close(trainer.result.fc.weight.detach(), expected)
 
 
+def test_average_without_a_warm_up_of_its_decay(plain_recipe: Recipe) -> None:
+    trainer = trainer_for(tiny_resnet(), plain_recipe.with_overrides({"ema_decay": 0.75, "ema_warmup": False}))
+    expected = trainer.model.fc.weight.detach().clone()
+    for step in range(3):
+        trainer.step([batch(16, step)])
+        expected = 0.75 * expected + 0.25 * trainer.model.fc.weight.detach()
+    torch.testing.assert_close(trainer.result.fc.weight.detach(), expected)
+
+
 def test_state_goes_on_bit_by_bit(recipe: Recipe) -> None:
     through, stopped = (trainer_for(tiny_resnet(), recipe) for _ in range(2))
     for step in range(3):

@@ -29,8 +29,7 @@ COUNTS = {
 @pytest.fixture(scope="module", params=COUNTS)
 def network(request):
     torch.manual_seed(0)
-    # timm would start the last norm of a block at 0, and nothing before it would move in a first step.
-    return request.param, kw.create_model(request.param, zero_init_last=False)
+    return request.param, kw.create_model(request.param)
 
 
 def test_parameters_are_those_of_the_definition(network):

@@ -138,7 +138,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 
 def resolve_recipe(arguments: argparse.Namespace) -> Recipe:
-    """The recipe with what the command line overrides."""
+    """The recipe for this network with what the command line overrides."""
     overrides = dict(parse_override(given) for given in arguments.set)
     for name in ("epochs", "batch_size"):
         value = getattr(arguments, name)
@@ -149,7 +149,7 @@ def resolve_recipe(arguments: argparse.Namespace) -> Recipe:
                 f"{name} is given twice, by an option of its own (={value}) and by --set; use one of them"
             )
         overrides[name] = value
-    return load_recipe(arguments.recipe).with_overrides(overrides)
+    return load_recipe(arguments.recipe).for_model(arguments.model).with_overrides(overrides)
 
 
 def _parse_model_argument(given: str) -> tuple[str, Any]:

@@ -4,8 +4,9 @@ import argparse
 
 from rich.table import Table
 
+from kernelwarehouse import paper
 from kernelwarehouse._terminal import console
-from kernelwarehouse.zoo import PEERS, PRESETS, preset_plan
+from kernelwarehouse.zoo import PEERS, PRESETS, PeerPreset, Preset, preset_plan
 from kernelwarehouse.zoo.ablations import ablation_table
 
 
@@ -14,7 +15,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "zoo",
         help="list the presets with their parameters and the paper's",
         description="List the networks of the paper and those of the methods it compares with: what they count here, "
-        "and what the paper prints.",
+        "what the paper prints, and by which recipes of 'train' its accuracies were made.",
     )
     parser.add_argument("--ablations", action="store_true", help="the paper's ablations instead, with its accuracies")
     parser.set_defaults(run=run)
@@ -25,15 +26,24 @@ def run(arguments: argparse.Namespace) -> int:
         console().print(ablation_table())
         return 0
     table = Table(title="Presets (1000 classes)", title_justify="left")
-    for heading in ("preset", "backbone", "warehouses", "parameters", "paper", "note"):
+    for heading in ("preset", "backbone", "warehouses", "parameters", "paper", "recipes of the paper"):
         number = heading in ("warehouses", "parameters", "paper")
-        table.add_column(heading, justify="right" if number else "left", no_wrap=heading != "note", overflow="fold")
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True, overflow="fold")
     for preset in PRESETS.values():
         made = preset_plan(preset)
-        count = f"{made.parameters_after:,}"
-        table.add_row(preset.name, preset.backbone, str(len(made.warehouses)), count, preset.paper or "-", preset.note)
+        table.add_row(*_row(preset, str(len(made.warehouses)), made.parameters_after))
     table.add_section()
     for peer in PEERS.values():
-        table.add_row(peer.name, peer.backbone, "-", f"{peer.parameters:,}", peer.paper or "-", peer.note)
-    console().print(table)
+        table.add_row(*_row(peer, "-", peer.parameters))
+    out = console()
+    out.print(table)
+    listed: list[Preset | PeerPreset] = [*PRESETS.values(), *PEERS.values()]
+    for noted in listed:
+        if noted.note:
+            out.print(f"{noted.name}: {noted.note}", soft_wrap=True)
     return 0
+
+
+def _row(preset: Preset | PeerPreset, warehouses: str, parameters: int) -> tuple[str, ...]:
+    recipes = "\n".join(paper.recipes(preset.name)) or "-"
+    return preset.name, preset.backbone, warehouses, f"{parameters:,}", preset.paper or "-", recipes

@@ -4,7 +4,7 @@ One JSON file a table, named by its LaTeX label; each row carries that label. Nu
 millions, accuracies in per cent, memory in MB); a static backbone has no method and no budget.
 """
 
-from kernelwarehouse.paper.presets import Published, preset_name, published
+from kernelwarehouse.paper.presets import Published, preset_name, published, recipes
 from kernelwarehouse.paper.tables import (
     CellCounts,
     Result,
@@ -23,6 +23,7 @@ __all__ = [
     "cell_counts",
     "preset_name",
     "published",
+    "recipes",
     "results",
     "stage_layers",
     "table_labels",

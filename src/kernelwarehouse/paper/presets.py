@@ -25,6 +25,13 @@ ACCURACY_TABLES = {
     "table:transformer": "300 epochs",
 }
 """The tables of ImageNet accuracies of whole networks, and how long they were trained."""
+RECIPES = {
+    "table:classification_resnet_100epoch": "traditional",
+    "table:classification_mobilenetv2": "mobilenetv2_published",
+    "table:odconv_kernelwarehouse": "mobilenetv2_published",
+    "table:classification_cnn_300epoch": "advanced_published",
+}
+"""By which recipe of `training` the networks of a table were trained; how DeiT was is not published."""
 
 
 def preset_name(row: Result) -> str:
@@ -56,3 +63,13 @@ def published(preset: str) -> Published | None:
 
     top1 = {ACCURACY_TABLES[row.table]: row.metrics["top1"] for row in rows if row.table in ACCURACY_TABLES}
     return Published(first("params_millions"), top1, first("fps"), first("training_memory_mb"))
+
+
+def recipes(preset: str) -> list[str]:
+    """The recipes that made the paper's accuracies of a preset or static network. A network that the released code
+    builds in the place of the paper's (`..._published`) was trained as that one."""
+    name = preset.removesuffix("_published")
+    tables = [
+        row.table for row in results() if row.setting is None and row.detector is None and preset_name(row) == name
+    ]
+    return [recipe for recipe in dict.fromkeys(RECIPES.values()) if any(RECIPES.get(t) == recipe for t in tables)]

@@ -3,6 +3,8 @@
     channel gate: x * sigmoid(MLP(mean over space) + MLP(max over space)),   MLP C -> C / 16 -> C, ReLU, biased
     spatial gate: x * sigmoid(BN(conv 7x7 of [max over C, mean over C])),    no bias, the norm's weight starts at 0
 
+Biases start at 0, and the spatial norm follows its batches slowly (momentum 0.01), both as in the authors' code.
+
 The channel gate is timm's. timm's spatial gate is not used: it stacks the two maps the other way round.
 """
 
@@ -17,7 +19,7 @@ class SpatialGate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
-        self.norm = nn.BatchNorm2d(1)
+        self.norm = nn.BatchNorm2d(1, momentum=0.01)
         nn.init.kaiming_normal_(self.conv.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(self.norm.weight)
 
@@ -27,7 +29,11 @@ class SpatialGate(nn.Module):
 
 
 def block_attention(channels: int) -> nn.Module:
-    return nn.Sequential(ChannelAttn(channels, rd_channels=channels // 16, mlp_bias=True), SpatialGate())
+    channel_gate = ChannelAttn(channels, rd_channels=channels // 16, mlp_bias=True)
+    for name, parameter in channel_gate.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    return nn.Sequential(channel_gate, SpatialGate())
 
 
 def convert(model: nn.Module) -> nn.Module:

@@ -60,7 +60,11 @@ class CGConv2d(nn.Module):
         return self.weight * gate.unflatten(3, self.geometry.kernel_size)
 
 
-def convert(model: nn.Module) -> nn.Module:
-    """A copy of the model whose 3x3 convolutions are gated."""
-    chosen = [layer for layer in convolutions(model) if layer.kernel_size == (3, 3) and layer.groups == 1]
-    return replaced(model, {layer.name: CGConv2d for layer in chosen})
+def convert(model: nn.Module, stem: bool = False) -> nn.Module:
+    """A copy of the model whose 3x3 convolutions are gated; with `stem` larger ones too, as in its authors' ResNets."""
+    chosen = [
+        layer.name
+        for layer in convolutions(model)
+        if layer.groups == 1 and (layer.kernel_size == (3, 3) or (stem and min(layer.kernel_size) > 3))
+    ]
+    return replaced(model, dict.fromkeys(chosen, CGConv2d))

@@ -16,7 +16,8 @@ from torch import nn
 
 from kernelwarehouse.builder import builder_of, remember_builder
 from kernelwarehouse.conversion import plan_of
-from kernelwarehouse.errors import CheckpointError
+from kernelwarehouse.drop_path import drop_evenly, even_rate
+from kernelwarehouse.errors import CheckpointError, ConfigError
 from kernelwarehouse.saving.allowed import check_builder
 from kernelwarehouse.saving.placement import Placement
 from kernelwarehouse.saving.structure import Structure, difference, structure
@@ -25,18 +26,24 @@ from kernelwarehouse.saving.structure import Structure, difference, structure
 @dataclass(frozen=True)
 class Architecture:
     """A registered builder of timm's or torchvision's and its arguments. Nothing else can be written down here: see
-    `kernelwarehouse.saving.allowed`."""
+    `kernelwarehouse.saving.allowed`. `even_drop_path` is the chance with which every residual branch is dropped in
+    training, where that is not the builder's rule."""
 
     library: str
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
+    even_drop_path: float | None = None
 
     def __post_init__(self) -> None:
         check_builder(self.library, self.name, self.arguments)
+        rate = self.even_drop_path
+        if rate is not None and not (isinstance(rate, float) and 0 < rate < 1):
+            raise CheckpointError(f"even_drop_path (={rate!r}) must be above 0 and below 1")
 
     @classmethod
     def from_dict(cls, data: Any) -> "Architecture":
-        if not isinstance(data, dict) or not {"library", "name"} <= data.keys() <= {"library", "name", "arguments"}:
+        known = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(data, dict) or not {"library", "name"} <= data.keys() <= known:
             raise CheckpointError(f"the architecture is none: {data!r}; library, name and arguments are wanted")
         library, arguments = data["library"], data.get("arguments", {})
         if library == "kernelwarehouse":  # format 1: the zoo's networks, which timm knows by the same names
@@ -44,13 +51,25 @@ class Architecture:
         if isinstance(arguments, dict):
             # Formerly kept where a run had started from weights of timm's. The weights are in the file beside.
             arguments = {key: value for key, value in arguments.items() if key != "pretrained"}
-        return cls(library, data["name"], arguments)
+        return cls(library, data["name"], arguments, data.get("even_drop_path"))
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        if self.even_drop_path is None:  # so that versions before 0.3 can read the rest
+            del values["even_drop_path"]
+        return values
 
     def build(self) -> nn.Module:
         """A new model without weights of anyone's."""
+        model = self._from_library()
+        if self.even_drop_path is not None:
+            try:
+                drop_evenly(model, self.even_drop_path)
+            except ConfigError as error:
+                raise CheckpointError(f"even_drop_path (={self.even_drop_path}): {error}") from error
+        return model
+
+    def _from_library(self) -> nn.Module:
         try:
             if self.library == "timm":
                 model = timm.create_model(self.name, pretrained=False, **self.arguments)
@@ -106,9 +125,9 @@ def identify(model: nn.Module, placement: Placement | None) -> Origin:
 
 def _search(model: nn.Module, placement: Placement | None, wanted: Structure) -> Origin:
     misfit: str | None = None
-    for library, name, arguments in _candidates(model):
+    for library, name, arguments, rate in _with_drop_paths(model, _candidates(model)):
         try:
-            stored = json.dumps(Architecture(library, name, arguments).to_dict())
+            stored = json.dumps(Architecture(library, name, arguments, rate).to_dict())
             architecture = Architecture.from_dict(json.loads(stored))  # as `load` will read it
             twin = _without_memory(architecture, placement)
         except Exception as error:  # a wrong guess can fail in any way
@@ -153,6 +172,17 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
             builder = torchvision.models.get_model_builder(name)
             if builder.__module__ == type(model).__module__:
                 yield "torchvision", name, {"num_classes": known[-1]} if known else {}
+
+
+def _with_drop_paths(
+    model: nn.Module, candidates: Iterator[tuple[str, str, dict[str, Any]]]
+) -> Iterator[tuple[str, str, dict[str, Any], float | None]]:
+    """Each builder with its own rule for dropping branches first, then with the rate that all of the model's share."""
+    rate = even_rate(model)
+    for candidate in candidates:
+        yield *candidate, None
+        if rate is not None:
+            yield *candidate, rate
 
 
 def _pretrained_config(model: nn.Module) -> Mapping[str, Any]:

@@ -30,10 +30,12 @@ def train(
     device: str = "",
 ) -> RunFolder:
     """Train the network `name` and leave everything in `output`. The same call again resumes the run, or finds it
-    finished. `arguments` go to the network's maker; `weights` is a folder of `kernelwarehouse.save` to start from."""
+    finished. The recipe's exceptions for this network hold. `arguments` go to the network's maker; `weights` is a
+    folder of `kernelwarehouse.save` to start from."""
     require("train", "training")  # now, and not when the report is to be written, hours later
     options = options or RunOptions()
     folder = RunFolder(output)
+    recipe = recipe.for_model(name)
     size = recipe.image_size or own_image_size(data, options.unreadable)
     training_transform(recipe, size)  # what it refuses is refused before the folder is taken
     with join_processes(device) as processes:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from kernelwarehouse.builder import builder_of, remember_builder
 from kernelwarehouse.data.seeds import derive_seed, seed_generators
+from kernelwarehouse.drop_path import drop_evenly
 from kernelwarehouse.errors import CheckpointError, ConfigError, TrainingError
 from kernelwarehouse.saving.checkpoint import load
 from kernelwarehouse.training.recipe import Recipe
@@ -37,6 +38,8 @@ def build_network(
     everything |= arguments or {}
     seed_generators(derive_seed("network", seed))
     model = build_by_name(name, **everything)
+    if recipe.drop_path_rule == "even" and everything.get("drop_path_rate"):
+        drop_evenly(model, everything["drop_path_rate"])
     if builder_of(model) is None:
         remember_builder(model, name, everything)
     if weights is not None:

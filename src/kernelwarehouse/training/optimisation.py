@@ -1,9 +1,11 @@
 """Optimiser, learning rate, loss and mixing of images, from the recipe. The parts are timm's and torch's."""
 
 from collections.abc import Callable
+from typing import Any
 
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
+from timm.models.convnext import ConvNeXtBlock
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
@@ -17,23 +19,41 @@ from kernelwarehouse.training.recipe import Recipe
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def undecayed_parameters(model: nn.Module) -> set[str]:
+def undecayed_parameters(model: nn.Module, recipe: Recipe) -> set[str]:
     """Names of parameters without weight decay, beyond the norms and biases that timm leaves out by itself.
 
-    The network's own wishes (position embeddings and the like), and the layers that make an attention's logits z: CAF
-    uses only z / (sum|z| + 0.001), in which a factor on z cancels. Decay would therefore not restrain what the layer
-    expresses; it would only shrink z until the 0.001 counts, and with it every kernel that is assembled.
+    The network's own wishes (position embeddings and the like), and, unless the recipe wants them decayed, the layers
+    that make an attention's logits z: CAF uses only z / (sum|z| + 0.001), in which a factor on z cancels. Decay would
+    therefore not restrain what the layer expresses; it would only shrink z until the 0.001 counts, and with it every
+    kernel that is assembled. (It also keeps z from growing until no step turns it any more: `docs/training.md`.)
     """
     own = getattr(model, "no_weight_decay", None)
     names = set(own()) if callable(own) else set()
     for path, module in model.named_modules():
         if isinstance(module, Attention):
-            names |= {f"{path}.{name}" for name, _ in module.named_parameters() if not name.startswith(("fc1", "norm"))}
+            logits = [name for name, _ in module.named_parameters() if not name.startswith(("fc1", "norm"))]
+            if recipe.decay_logits:
+                logits = [name for name in logits if name == "offset"]  # biases, though in a table of two axes
+            names |= {f"{path}.{name}" for name in logits}
     return names
 
 
+def decay_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """The parameters in a group without weight decay and one with it."""
+    groups: list[dict[str, Any]] = param_groups_weight_decay(
+        model, recipe.weight_decay, no_weight_decay_list=undecayed_parameters(model, recipe)
+    )
+    if not recipe.decay_layer_scale or not recipe.weight_decay:
+        return groups
+    without, decayed = groups
+    scales = {id(module.gamma) for module in model.modules() if isinstance(module, ConvNeXtBlock)}
+    decayed["params"] += [parameter for parameter in without["params"] if id(parameter) in scales]
+    without["params"] = [parameter for parameter in without["params"] if id(parameter) not in scales]
+    return groups
+
+
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
-    groups = param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=undecayed_parameters(model))
+    groups = decay_groups(model, recipe)
     try:
         return create_optimizer_v2(
             groups, opt=recipe.optimizer, lr=recipe.learning_rate, weight_decay=0.0, momentum=recipe.momentum
@@ -47,15 +67,17 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 
 def make_schedule(optimizer: Optimizer, recipe: Recipe, steps_per_epoch: int) -> Scheduler:
     """Call `step_update(n)` when n steps are done."""
+    after_warmup = recipe.schedule == "cosine" and recipe.cosine_after_warmup
     schedule, _ = create_scheduler_v2(
         optimizer,
         sched=recipe.schedule,
-        num_epochs=recipe.epochs,
+        num_epochs=recipe.epochs - after_warmup * recipe.warmup_epochs,  # type: ignore[arg-type]  # a part of an epoch is fine
         decay_epochs=recipe.decay_every,
         decay_rate=recipe.decay_factor,
         min_lr=recipe.min_learning_rate,
-        warmup_epochs=recipe.warmup_epochs,  # type: ignore[arg-type]  # a part of an epoch is fine
+        warmup_epochs=recipe.warmup_epochs,  # type: ignore[arg-type]  # here as well
         warmup_lr=recipe.warmup_learning_rate,
+        warmup_prefix=after_warmup,
         step_on_epochs=False,
         updates_per_epoch=steps_per_epoch,
     )

@@ -2,13 +2,17 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from fnmatch import filter as fitting
+from fnmatch import fnmatchcase
+from functools import cache
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import timm
 from timm.optim import get_optimizer_info, list_optimizers
 
 from kernelwarehouse.errors import RecipeError
@@ -17,6 +21,7 @@ CROPS = ("resized", "padded", "none")
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
 PRECISIONS = ("float32", "bfloat16", "float16")
 SCHEDULES = ("cosine", "step")
+DROP_PATH_RULES = ("rising", "even")
 # Beyond these a value is a mistake: no run ends, no image fits into memory, no rate into 32 bits.
 MOST_EPOCHS = 1_000_000
 MOST_IMAGE_SIZE = 8192
@@ -25,7 +30,10 @@ MOST_RATE = 1e30
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training strategy. Fields are as in the files; `recipes/traditional.toml` is the one to read first."""
+    """One training strategy. Fields are as in the files; `recipes/traditional.toml` is the one to read first.
+
+    `exceptions` holds the fields that differ for some networks, by a pattern of their names; `for_model` resolves it.
+    """
 
     summary: str
 
@@ -36,12 +44,15 @@ class Recipe:
     learning_rate: float
     momentum: float
     weight_decay: float
+    decay_logits: bool
+    decay_layer_scale: bool
     clip_norm: float
 
     schedule: str
     min_learning_rate: float
     warmup_epochs: float
     warmup_learning_rate: float
+    cosine_after_warmup: bool
     decay_every: int
     decay_factor: float
 
@@ -64,16 +75,21 @@ class Recipe:
 
     dropout: float
     drop_path: float
+    drop_path_rule: str
     ema_decay: float
+    ema_warmup: bool
 
     precision: str
     sync_batch_norm: bool
     channels_last: bool
     compile: bool
 
+    exceptions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+
     def __post_init__(self) -> None:
         self._check_types()
         self._check_choice("schedule", SCHEDULES)
+        self._check_choice("drop_path_rule", DROP_PATH_RULES)
         self._check_choice("crop", CROPS)
         self._check_choice("interpolation", INTERPOLATIONS)
         self._check_choice("precision", PRECISIONS)
@@ -98,6 +114,11 @@ class Recipe:
                     f"{name} (={getattr(self, name):g}) is longer than the run of {self.epochs} epochs, which would "
                     f"end before it is through; override it as well, for instance --set {name}={self.epochs / 2:g}"
                 )
+        if self.schedule == "cosine" and self.cosine_after_warmup and self.warmup_epochs == self.epochs:
+            raise RecipeError(
+                f"warmup_epochs (={self.warmup_epochs:g}) leaves nothing of {self.epochs} epochs for the cosine after "
+                f"it; override it as well, for instance --set warmup_epochs={self.epochs / 10:g}"
+            )
         if self.mixes and self.batch_size % 2:
             raise RecipeError(f"batch_size (={self.batch_size}) must be even, since mixup and cutmix pair the images")
 
@@ -106,13 +127,12 @@ class Recipe:
         return self.mix_probability > 0 and (self.mixup > 0 or self.cutmix > 0)
 
     def _check_types(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is float and type(value) is int:
-                object.__setattr__(self, field.name, float(value))
-            elif type(value) is not field.type:
-                kind = getattr(field.type, "__name__", str(field.type))
-                raise RecipeError(f"{field.name} (={value!r}) must be of type {kind}")
+        for name, kind in _kinds().items():
+            value = getattr(self, name)
+            if kind is float and type(value) is int:
+                object.__setattr__(self, name, float(value))
+            elif type(value) is not kind:
+                raise RecipeError(f"{name} (={value!r}) must be of type {kind.__name__}")
 
     def _check_choice(self, name: str, choices: Iterable[str]) -> None:
         value = getattr(self, name)
@@ -130,13 +150,28 @@ class Recipe:
             bounds += [f"below {below}"] if below is not None else []
             raise RecipeError(f"{name} (={value}) must be {' and '.join(bounds)}")
 
+    def for_model(self, name: str) -> "Recipe":
+        """The recipe of one network of timm's or the zoo's: with the exceptions that fit its name, the last ones
+        winning, and with no exceptions left."""
+        network, _, _ = name.partition(".")  # what follows is the tag of weights
+        changes: dict[str, Any] = {}
+        for pattern, values in self.exceptions.items():
+            if fnmatchcase(network, pattern):
+                changes |= values
+        return replace(self, exceptions={}, **changes)
+
     def with_overrides(self, overrides: Mapping[str, Any]) -> "Recipe":
-        """A copy with some fields replaced; a field that does not exist is an error."""
+        """A copy with some fields replaced, for all networks; a field that does not exist is an error."""
         _refuse_unknown(overrides, "recipe field")
-        return replace(self, **overrides)
+        exceptions = {
+            pattern: {name: value for name, value in values.items() if name not in overrides}
+            for pattern, values in self.exceptions.items()
+        }
+        return replace(self, exceptions=exceptions, **overrides)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The fields of one network's recipe. Exceptions are for others, and left out."""
+        return {name: getattr(self, name) for name in _kinds()}
 
 
 def recipe_names() -> list[str]:
@@ -162,17 +197,42 @@ def load_recipe(name: str) -> Recipe:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"recipe {name!r} is not valid TOML: {error}") from error
-    return recipe_from_dict(values, name)
+    exceptions = values.pop("exceptions", {})
+    return _with_exceptions(recipe_from_dict(values, name), exceptions, name)
 
 
 def recipe_from_dict(values: Mapping[str, Any], name: str) -> Recipe:
+    """A recipe without exceptions, from what `as_dict` gave; `name` is for the error."""
     _refuse_unknown(values, f"field of recipe {name!r}")
-    missing = [field.name for field in fields(Recipe) if field.name not in values]
+    missing = [field for field in _kinds() if field not in values]
     if missing:
         raise RecipeError(
             f"recipe {name!r} does not say {', '.join(missing)}; a recipe is complete: start from a copy of one of ours"
         )
     return Recipe(**values)
+
+
+def _with_exceptions(recipe: Recipe, exceptions: Any, name: str) -> Recipe:
+    """The recipe with exceptions, each of which fits a network and makes a recipe that could be run."""
+    tables = exceptions.values() if isinstance(exceptions, dict) else [exceptions]
+    if not all(isinstance(values, dict) for values in tables):
+        raise RecipeError(
+            f"exceptions of recipe {name!r} are {exceptions!r}; a table for each network is wanted, of the fields that "
+            'differ, as in [exceptions."kw1x_resnet*"]'
+        )
+    for pattern, values in exceptions.items():
+        where = f"exception {pattern!r} of recipe {name!r}"
+        _refuse_unknown(values, f"{where}: field")
+        networks = timm.list_models()
+        if not fitting(networks, pattern):
+            near = get_close_matches(pattern, networks, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "'kernelwarehouse zoo' and timm.list_models() list them"
+            raise RecipeError(f"{where} fits the name of no network; {hint}")
+        try:
+            replace(recipe, **values)
+        except RecipeError as error:
+            raise RecipeError(f"{where}: {error}") from error
+    return replace(recipe, exceptions=exceptions)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -192,8 +252,14 @@ def _optimizers() -> list[str]:
     return [str(name) for name in list_optimizers() if not get_optimizer_info(str(name)).second_order]
 
 
+@cache
+def _kinds() -> dict[str, type]:
+    """The fields that a recipe is made of and their types."""
+    return {field.name: cast(type, field.type) for field in fields(Recipe) if field.name != "exceptions"}
+
+
 def _refuse_unknown(values: Mapping[str, Any], what: str) -> None:
-    known = [field.name for field in fields(Recipe)]
+    known = list(_kinds())
     for name in values:
         if name not in known:
             near = get_close_matches(name, known, n=1)

@@ -7,8 +7,16 @@ from typing import Any
 from kernelwarehouse.errors import RecipeError, TrainingError
 from kernelwarehouse.training.recipe import Recipe, recipe_from_dict
 
-# 1 had neither this number nor the fingerprint of the data.
-FORMAT = 2
+# 1 had neither this number nor the fingerprint of the data, 2 not all fields of recipes.
+FORMAT = 3
+# What runs did before recipes had a say in it.
+_RECIPES_BEFORE_3 = {
+    "decay_logits": False,
+    "decay_layer_scale": False,
+    "cosine_after_warmup": False,
+    "drop_path_rule": "rising",
+    "ema_warmup": True,
+}
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "model": str,
@@ -75,6 +83,8 @@ class RunSettings:
                 raise TrainingError(f"{where} is damaged: it does not say {name!r}")
             if not isinstance(values[name], kind) or type(values[name]) is bool:
                 raise TrainingError(f"{where} is damaged: {name} is {_short(values[name])}")
+        if number < 3:
+            values["recipe"] = _RECIPES_BEFORE_3 | values["recipe"]
         classes = values["classes"]
         if not classes or not all(isinstance(name, str) for name in classes) or values["image_size"] < 1:
             raise TrainingError(

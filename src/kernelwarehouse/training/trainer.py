@@ -53,7 +53,9 @@ class Trainer:
         tau_steps = round(recipe.tau_epochs * steps_per_epoch)
         has_temperature = any(isinstance(module, HasTemperature) for module in model.modules())
         self.temperature = TemperatureSchedule(self.model, steps=tau_steps) if has_temperature else None
-        self.average = ModelEmaV3(self.model, decay=recipe.ema_decay, use_warmup=True) if recipe.ema_decay else None
+        self.average = (
+            ModelEmaV3(self.model, decay=recipe.ema_decay, use_warmup=recipe.ema_warmup) if recipe.ema_decay else None
+        )
         self.optimizer = make_optimizer(self.model, recipe)
         self.schedule = make_schedule(self.optimizer, recipe, steps_per_epoch)
         self.scaler = gradient_scaler(device, recipe.precision)
@@ -102,7 +104,8 @@ class Trainer:
         if self.temperature is not None:
             self.temperature.step()
         if self.average is not None:
-            self.average.update(self.model, step=self.steps_done)
+            # Told the step, timm copies the model at the first one, also without a warm-up.
+            self.average.update(self.model, step=self.steps_done if self.recipe.ema_warmup else None)
         return loss
 
     def _accumulate(self, part: Batch, parts: int, *, last: bool) -> Tensor:

@@ -9,6 +9,7 @@ from torch import nn
 
 from kernelwarehouse.builder import WEIGHT_ARGUMENTS
 from kernelwarehouse.errors import ConfigError, KernelWarehouseError, UnknownPresetError
+from kernelwarehouse.zoo._starts import build_backbone
 
 
 def check_name(name: str) -> None:
@@ -28,13 +29,14 @@ def check_name(name: str) -> None:
 
 
 def build_by_name(name: str, /, **arguments: Any) -> nn.Module:
-    """`timm.create_model`, which knows this library's networks as well."""
+    """`timm.create_model`, which knows this library's networks as well. The paper's static networks start as those that
+    are compared with them do."""
     check_name(name)
     weights = arguments.get("checkpoint_path")
     if weights is not None and not Path(str(weights)).is_file():
         raise ConfigError(f"checkpoint_path is {weights!r}, which is no file; the weights of {name} are wanted there")
     try:
-        return timm.create_model(name, **arguments)
+        return build_backbone(name, arguments, stays_static=True)
     except KernelWarehouseError:
         raise
     except Exception as error:  # a maker can refuse arguments in any way, and weights can fail to come in any way

@@ -1,8 +1,7 @@
 """What a preset is."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -14,7 +13,8 @@ class Preset:
     """A network of the paper: a timm backbone, its warehouses and what both count.
 
     `parameters` is the exact count with 1000 classes, `paper` the printed one (`None` where the paper has no such
-    network), `note` says where the two differ and why.
+    network), `note` says where the two differ and why. With `released_cells`, new cells are drawn as in the released
+    code; otherwise they are the pieces of the backbone's new kernels.
     """
 
     name: str
@@ -23,6 +23,7 @@ class Preset:
     parameters: int
     paper: str | None
     note: str = ""
+    released_cells: bool = False
 
 
 Method = Callable[[nn.Module], nn.Module]
@@ -33,7 +34,7 @@ Method = Callable[[nn.Module], nn.Module]
 class PeerPreset:
     """A network that the paper compares with: a timm backbone and the method applied to it.
 
-    `parameters`, `paper` and `note` are as in `Preset`; `arguments` go to timm.
+    `parameters`, `paper`, `note` and `released_cells` are as in `Preset`.
     """
 
     name: str
@@ -42,7 +43,7 @@ class PeerPreset:
     parameters: int
     paper: str | None
     note: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    released_cells: bool = False
 
 
 def half(pattern: str) -> Override:

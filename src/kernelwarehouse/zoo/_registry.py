@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 from typing import Any
 
-import timm
 import torch
 from timm.models import register_model
 from torch import nn
@@ -16,6 +15,7 @@ from kernelwarehouse.errors import ConfigError, UnknownPresetError
 from kernelwarehouse.planning.api import plan
 from kernelwarehouse.planning.plan import Plan
 from kernelwarehouse.zoo._preset import PeerPreset, Preset
+from kernelwarehouse.zoo._starts import build_backbone, draw_cells_as_released, has_weights
 
 PRESETS: dict[str, Preset] = {}
 """The paper's networks with warehouses, and others of their kind."""
@@ -80,12 +80,15 @@ def create_model(name: str, *, begin: Begin | None = None, **kwargs: Any) -> nn.
     if isinstance(preset, PeerPreset):
         if begin is not None:
             raise ConfigError(f"{name} is given begin {begin!r}, but has no settings of warehouses to change")
-        model = preset.method(timm.create_model(preset.backbone, **{**preset.arguments, **kwargs}))
+        model = preset.method(build_backbone(preset.backbone, kwargs))
     elif features.get("features_only"):
         model = _feature_model(preset, begin, whole, features)
     else:
         backbone = _backbone(preset, whole)
         model = convert(backbone, plan(backbone, _config(preset, begin, whole)))
+    # What begins at its logits is the static network, and keeps its kernels.
+    if preset.released_cells and begin != "logits" and not has_weights(kwargs):
+        draw_cells_as_released(model)
     # A network with warehouses is its backbone and its plan; what the other methods make has no plan of its own.
     remember_builder(model, name if isinstance(preset, PeerPreset) else preset.backbone, kwargs)
     return model
@@ -99,7 +102,7 @@ def preset_plan(preset: Preset, begin: Begin | None = None, **kwargs: Any) -> Pl
 
 def _backbone(preset: Preset, arguments: dict[str, Any]) -> nn.Module:
     try:
-        return timm.create_model(preset.backbone, **arguments)
+        return build_backbone(preset.backbone, arguments)
     except TypeError as error:
         raise ConfigError(f"{preset.name}: timm's {preset.backbone} does not take {arguments}: {error}") from error
 
@@ -117,7 +120,7 @@ def _config(preset: Preset, begin: Begin | None, arguments: dict[str, Any]) -> W
 def _feature_model(preset: Preset, begin: Begin | None, whole: dict[str, Any], features: dict[str, Any]) -> nn.Module:
     """timm takes a backbone apart for features and renames its modules; the plan is made on the whole one, so that
     the warehouses keep their size and a classifier's weights fit."""
-    model = timm.create_model(preset.backbone, **whole, **features)
+    model = build_backbone(preset.backbone, whole | features)
     here = {_common_name(name): name for name, _ in model.named_modules()}
     planned = preset_plan(preset, begin, **whole)
     names = {layer.spec.name: here.get(_common_name(layer.spec.name)) for layer in planned.layers}

@@ -19,7 +19,9 @@ _BASES = {preset.name: preset for preset in resnet.PRESETS}
 def _variant(base: str, suffix: str, parameters: int, printed: str, **changes: Any) -> Preset:
     preset = _BASES[base]
     config = dataclasses.replace(preset.config, **changes)
-    return Preset(f"{base}_{suffix}", preset.backbone, config, parameters, printed)
+    return Preset(
+        f"{base}_{suffix}", preset.backbone, config, parameters, printed, released_cells=preset.released_cells
+    )
 
 
 PRESETS: tuple[Preset | PeerPreset, ...] = (
@@ -94,7 +96,7 @@ def ablations() -> list[Ablation]:
 def ablation_table() -> Table:
     """What `kernelwarehouse zoo --ablations` shows: our counts beside the paper's, and the accuracies it reports."""
     counts = {preset.name: preset.parameters for preset in (*resnet.PRESETS, *compared.PRESETS, *PRESETS)}
-    table = Table(title="The paper's ablations (ImageNet, 300 epochs)", title_justify="left")
+    table = Table(title="The paper's ablations (ImageNet, 300 epochs, recipe advanced_published)", title_justify="left")
     for heading in ("preset", "setting in the paper", "parameters", "paper", "top-1 of the paper", "gain"):
         words = heading in ("preset", "setting in the paper")
         table.add_column(heading, justify="left" if words else "right", no_wrap=heading == "preset")

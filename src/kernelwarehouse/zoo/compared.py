@@ -8,17 +8,9 @@ from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.conversion import convert
 from kernelwarehouse.peers import cbam, cgc, condconv, dcd, dyconv, eca, kwod, odconv, se, weightnet
 from kernelwarehouse.planning.api import plan
-from kernelwarehouse.zoo._preset import Method, PeerPreset
+from kernelwarehouse.zoo._preset import PeerPreset
 from kernelwarehouse.zoo._registry import register
 from kernelwarehouse.zoo.mobilenetv2 import four_x_groups
-
-
-def peer_preset(
-    name: str, backbone: str, method: Method, parameters: int, paper: str | None, note: str = ""
-) -> PeerPreset:
-    # The authors of these methods start all norms at 1; timm would start the last norm of a residual block at 0.
-    arguments = {"zero_init_last": False} if backbone.startswith("resnet") else {}
-    return PeerPreset(name, backbone, method, parameters, paper, note, arguments)
 
 
 def _kwod(backbone: nn.Module) -> nn.Module:
@@ -26,7 +18,7 @@ def _kwod(backbone: nn.Module) -> nn.Module:
 
 
 _STATIC_IN_RESNETS = ("conv1", "*.downsample")
-_on_resnet18 = partial(peer_preset, backbone="resnet18")
+_on_resnet18 = partial(PeerPreset, backbone="resnet18")
 
 PRESETS = (
     _on_resnet18("se_resnet18", method=se.convert, parameters=11_776_552, paper="11.78M"),
@@ -37,13 +29,13 @@ PRESETS = (
         method=cgc.convert,
         parameters=11_717_784,
         paper="11.69M",
-        note="the authors' structure; the printed count was not reproduced",
+        note="the printed count was not reproduced",
     ),
     _on_resnet18("weightnet_resnet18", method=weightnet.convert, parameters=11_925_264, paper="11.93M"),
     _on_resnet18("dcd_resnet18", method=dcd.convert, parameters=14_703_332, paper="14.70M"),
     _on_resnet18("condconv8x_resnet18", method=condconv.convert, parameters=81_353_120, paper="81.35M"),
     *(
-        peer_preset(f"dy4x_{backbone}", backbone, dyconv.convert, parameters, paper)
+        PeerPreset(f"dy4x_{backbone}", backbone, dyconv.convert, parameters, paper)
         for backbone, parameters, paper in (
             ("resnet18", 45_472_052, "45.47M"),
             ("resnet50", 100_878_072, "100.88M"),
@@ -52,7 +44,7 @@ PRESETS = (
         )
     ),
     *(
-        peer_preset(f"od4x_{backbone}", backbone, partial(odconv.convert, exclude=static), parameters, paper)
+        PeerPreset(f"od4x_{backbone}", backbone, partial(odconv.convert, exclude=static), parameters, paper)
         for backbone, static, parameters, paper in (
             ("resnet18", _STATIC_IN_RESNETS, 44_901_640, "44.90M"),
             ("resnet50", _STATIC_IN_RESNETS, 90_670_888, "90.67M"),
@@ -60,7 +52,15 @@ PRESETS = (
             ("mobilenetv2_050", (), 4_437_421, "4.44M"),
         )
     ),
-    peer_preset("kwod4x_mobilenetv2_100", "mobilenetv2_100", _kwod, 12_506_955, "12.51M", "KW* of the paper"),
+    PeerPreset(
+        "kwod4x_mobilenetv2_100",
+        "mobilenetv2_100",
+        _kwod,
+        12_506_955,
+        "12.51M",
+        "KW* of the paper",
+        released_cells=True,
+    ),
 )
 
 CAF_PRESETS = (

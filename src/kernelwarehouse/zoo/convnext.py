@@ -28,7 +28,7 @@ def groups(third_stage_parts: int) -> dict[str, tuple[str, ...]]:
 
 
 def _preset(name: str, config: WarehouseConfig, parameters: int, paper: str | None, note: str = "") -> Preset:
-    return Preset(name, "convnext_tiny", config, parameters, paper, note)
+    return Preset(name, "convnext_tiny", config, parameters, paper, note, released_cells=True)
 
 
 PRESETS = (

@@ -89,7 +89,7 @@ def _presets(width: str, counts: tuple[int, int, int], paper: tuple[str, str, st
         ("4x", WarehouseConfig(budget=4, groups=four_x_groups())),
     )
     return tuple(
-        Preset(f"kw{tag}_{backbone}", backbone, config, count, printed)
+        Preset(f"kw{tag}_{backbone}", backbone, config, count, printed, released_cells=True)
         for (tag, config), count, printed in zip(configs, counts, paper, strict=True)
     )
 

@@ -21,7 +21,7 @@ def _preset(
     config = WarehouseConfig(
         budget=budget, in_ratio=ratio, out_ratio=ratio, low_rank=low_rank, exclude=STATIC[backbone]
     )
-    return Preset(f"kw{tag}_{backbone}", backbone, config, parameters, paper, note)
+    return Preset(f"kw{tag}_{backbone}", backbone, config, parameters, paper, note, released_cells=True)
 
 
 PRESETS = (
