@@ -1,4 +1,5 @@
-"""SIGTERM to this process while it trains: the run ends after a whole step, and goes on as if nothing had been."""
+"""Signals to this process while it trains. SIGTERM: the run ends after a whole step, and goes on as if nothing had
+been. Ctrl-C: it ends, wherever that falls."""
 
 import os
 import signal
@@ -43,18 +44,28 @@ def what_it_left(folder: RunFolder) -> tuple[list[dict[str, Any]], dict[str, tor
     }
 
 
-def signalling(function: Callable[..., Any], at: int) -> Callable[..., Any]:
-    """The function, which sends SIGTERM to this process when it is called for the so-manyeth time."""
+def doing(function: Callable[..., Any], at: int, do: Callable[[], Any]) -> Callable[..., Any]:
+    """The function, which does something before its call of that number."""
     calls = 0
 
-    def signalled(*arguments: Any) -> Any:
+    def called(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            do()
         return function(*arguments)
 
-    return signalled
+    return called
+
+
+def signalling(function: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """The function, which sends SIGTERM to this process when it is called for the so-manyeth time."""
+    return doing(function, at, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def forgetting(function: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """The same with an interrupt that Python loses."""
+    return doing(function, at, InterruptedWhenForgotten)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +114,45 @@ def test_ended_run_goes_on_as_if_it_had_not_been(
     assert tensors.keys() == expected_tensors.keys()
     for name, tensor in expected_tensors.items():
         assert torch.equal(tensor, tensors[name]), name
+
+
+class InterruptedWhenForgotten:
+    """Python prints an exception of a destructor and goes on."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("step", "image"),
+    [
+        pytest.param(2, 0, id="in a step"),
+        pytest.param(0, 20, id="while the epoch is evaluated"),
+        pytest.param(8, 0, id="in the last step"),
+    ],
+)
+def test_interrupt_that_python_lost_ends_the_run(
+    striped: DataSet, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, image: int
+) -> None:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
+    monkeypatch.setattr(Trainer, "step", forgetting(Trainer.step, step))
+    monkeypatch.setattr(EvaluationImages, "__getitem__", forgetting(EvaluationImages.__getitem__, image))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(striped, recipe, tmp_path / "run")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_ctrl_c_that_is_ignored_or_handled_by_who_called_stays_so() -> None:
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Termination().watched():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_signal_is_noted_only_while_it_is_watched_for() -> None:

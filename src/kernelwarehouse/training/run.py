@@ -141,7 +141,8 @@ class Run:
     def train(self) -> None:
         """Start the run, or resume it, and train to the end of the last epoch.
 
-        SIGTERM ends it after the step that is being taken: a checkpoint is written, and `Terminated` raised.
+        SIGTERM ends it after the step that is being taken: a checkpoint is written, and `Terminated` raised. Ctrl-C
+        ends it at once.
         """
         with self.termination.watched(), ExitStack() as opened:
             self.processes.in_main(lambda: opened.enter_context(self.folder.claimed(self.settings)))
@@ -155,6 +156,7 @@ class Run:
             for report in opened.enter_context(closing(self.train_and_report())):
                 if log is not None:
                     log.write(*report)
+            self.termination.check_interrupt()
 
     def _resume(self) -> None:
         """Go on from the checkpoint, if there is one."""
@@ -203,6 +205,7 @@ class Run:
     def _train_on(self, parts: Iterator[Batch]) -> Iterator[Report]:
         timed, clock, saved = 0, time.monotonic(), time.monotonic()
         while self.evaluation_due or self.trainer.steps_done < self.batches.steps:
+            self.termination.check_interrupt()
             reported = False
             if not self.evaluation_due:  # else the run was ended between the last step of an epoch and its evaluation
                 self._take_step(list(islice(parts, self.parts)))
@@ -331,6 +334,7 @@ class Run:
     def _until_asked_to_end(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """One process leaves an evaluation at any batch. Several could not agree on one, so they finish it."""
         for batch in batches:
+            self.termination.check_interrupt()
             if self.termination.asked and self.processes.world_size == 1:
                 raise _EvaluationLeft
             yield batch
