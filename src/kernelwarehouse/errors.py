@@ -61,6 +61,10 @@ class MeasurementError(KernelWarehouseError):
     """A measurement that could not be taken."""
 
 
+class StudyError(KernelWarehouseError):
+    """A study that makes no sense, or results that are none of it."""
+
+
 class MissingExtraError(KernelWarehouseError):
     """A part of the library whose optional packages are not installed; the message says how to install them."""
 
