@@ -64,7 +64,7 @@ def test_figures_of_the_paper_are_the_printed_ones() -> None:
         "KW 1x, softmax": ablations["Softmax"],
         "KW 1x, sigmoid": ablations["Sigmoid"],
         "KW 1x, max(z, 0)": ablations["max(z_ij, 0) / sum_p |z_ip|"],
-        "KW 1x, sharing in layers": ablations["Within each layer"],
+        "KW 1x, layer sharing": ablations["Within each layer"],
         "KW 1x, no sharing": ablations["Without sharing"],
         "KW 1x, no partition": ablations["without kernel partition"],
     }

@@ -53,7 +53,7 @@ def test_markdown_has_empty_cells_for_what_was_not_run(study: Study, results: li
     assert lines[2] == "| static | 1,000 | 0.05 | 0.0005 | 2.0 | 3 | 71.00 ± 1.00 |  | 70.00 |  |"
     assert lines[3] == "| twin | 1,000 | 0.01 | 0.0005 | 2.0 | 2 of 3 | 73.50 ± 0.71 | +2.50 ± 6.35 | 74.50 | +4.50 |"
     assert lines[4] == "| upgraded |  |  |  |  |  |  |  |  |  |"
-    assert "Paper: of a larger network." in lines[6]
+    assert "Paper, and its difference to static: of a larger network." in lines[6]
     assert lines[8] == "| method | 0.01 / 0.0005 | 0.05 / 0.0005 |"
     assert lines[10] == "| static | 50.00 | **60.00** |"
     assert lines[11] == "| twin | **65.00** | diverged |"
@@ -111,7 +111,7 @@ def test_the_command_writes_all_of_it(
     shown = capsys.readouterr()
     assert "+2.50 ± 6.35" in shown.out
     assert shown.err == ""
-    assert page.read_text().startswith("# Study\n<!-- study -->\n| method | parameters |")
+    assert page.read_text().startswith("# Study\n<!-- study -->\n| method | params |")
     assert (tmp_path / "all.csv").read_text().startswith("method,model,")
     pixels = imread(picture)
     assert pixels.shape[0] > 100

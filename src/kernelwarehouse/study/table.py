@@ -101,8 +101,8 @@ Cells = list[list[str]]
 
 def result_cells(study: Study, rows: Sequence[Row]) -> Cells:
     """The heading, and a line for each method; what was not run is empty."""
-    heading = ["method", "parameters", "rate", "decay", "minutes", "seeds", "test accuracy (%)"]
-    cells = [[*heading, f"to {study.baseline}", "paper (%)", "paper's difference"]]
+    heading = ["method", "params", "rate", "decay", "min", "seeds", "test (%)"]
+    cells = [[*heading, f"to {study.baseline}", "paper", "paper's"]]
     for row in rows:
         rate, decay = row.setting or (None, None)
         cells.append(
@@ -137,19 +137,19 @@ def trial_cells(study: Study, rows: Sequence[Row]) -> Cells:
 
 def legend(study: Study, rows: Sequence[Row]) -> str:
     text = (
-        f"{study.epochs} epochs. Test accuracy: mean ± standard deviation over the seeds, of networks after the last "
-        f"epoch. To {study.baseline}: mean of the differences between runs of the same seed ± half of its 95% interval "
-        "(Student's t). Minutes: the training steps of a run, on one core. Empty: not run yet."
+        f"{study.epochs} epochs. Test: accuracy on the test images after the last epoch, mean ± standard deviation "
+        f"over the seeds. To {study.baseline}: mean of the differences between runs of the same seed ± half of its 95% "
+        "interval (Student's t). Min: minutes of a run's training steps, on one core. Empty: not run yet."
     )
     if any(row.method.paper is not None for row in rows):
-        text += f" Paper: {study.paper_note}." if study.paper_note else " Paper: as printed there."
+        text += f" Paper, and its difference to {study.baseline}: {study.paper_note or 'as printed there'}."
     return text
 
 
 def trial_legend(study: Study, rows: Sequence[Row]) -> str:
     text = (
         f"Accuracy (%) on the {study.kept:,} training images kept apart, by learning rate / weight decay, after "
-        f"{study.length('trial')} epochs with seed {study.tuning.seed}."
+        f"{study.length('trial')} epochs with seed {study.tuning.seed}; the best of a method is marked."
     )
     rates = study.tuning.learning_rates
     edge = [row.method.name for row in rows if row.setting and row.setting[0] in (rates[0], rates[-1])]
@@ -209,7 +209,7 @@ def _rich(cells: Cells) -> str:
         named = heading == "method"
         table.add_column(heading, justify="left" if named else "right", no_wrap=named)
     for line in cells[1:]:
-        table.add_row(*(cell.strip("*") for cell in line))
+        table.add_row(*(f"{cell.strip('*')} *" if cell.startswith("**") else cell for cell in line))
     return printed(table)
 
 
