@@ -182,3 +182,22 @@ def test_replaceable_paths_are_left_as_they_are(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"missing|Not a directory"):
             _files.check_replaceable(wrong)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_lines_are_added_in_place_of_what_was_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    for content, expected in (
+        (None, b"new\n"),
+        (b"", b"new\n"),
+        (b"old\n", b"old\nnew\n"),
+        (b"old\nhal", b"old\nnew\n"),
+    ):
+        if content is not None:
+            path.write_bytes(content)
+        _files.append_line(path, b"new", lambda rest: rest == b"whole")
+        assert path.read_bytes() == expected
+    path.write_bytes(b"old\nwhole")
+    _files.append_line(path, b"new", lambda rest: rest == b"whole")
+    assert path.read_bytes() == b"old\nwhole\nnew\n"
+    with pytest.raises(IsADirectoryError):
+        _files.append_line(tmp_path, b"new", lambda rest: True)

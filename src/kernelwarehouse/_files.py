@@ -1,7 +1,8 @@
 """Files and folders that are whole or not there: written aside, synced, renamed. Every writer of the project is here.
 
 A crash, a full disk or a kill leaves the old content or the new one, never half of it. At worst a hidden file with a
-random name stays beside it. What fails here is an `OSError`; callers say what it means to their user.
+random name stays beside it. Files of lines that only grow are appended to, and the next line mends what was cut short.
+What fails here is an `OSError`; callers say what it means to their user.
 """
 
 import errno
@@ -9,7 +10,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,6 +49,27 @@ def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Replace a file by this content in one step; text is written as UTF-8."""
     with replacing(path) as aside:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def append_line(path: str | os.PathLike[str], line: bytes, is_whole: Callable[[bytes], bool]) -> None:
+    """Add a line to a file, and wait until it is on disk.
+
+    What follows the end of the last line was cut short by a kill, and is taken away; unless `is_whole` finds that only
+    its end is missing.
+    """
+    path = Path(path)
+    _refuse_other_than_files(path)
+    with path.open("ab+") as file:
+        file.seek(0)
+        rest = file.read().rpartition(b"\n")[2]
+        if rest and is_whole(rest):
+            line = b"\n" + line
+        elif rest:
+            file.truncate(file.tell() - len(rest))
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
 
 
 @contextmanager

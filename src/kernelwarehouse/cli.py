@@ -11,7 +11,8 @@ from typing import NoReturn
 import torch
 
 from kernelwarehouse._version import __version__
-from kernelwarehouse.commands import comparing, plan, training, zoo
+from kernelwarehouse.commands import comparing, plan, studying, training, zoo
+from kernelwarehouse.commands.arguments import add_debug
 from kernelwarehouse.errors import KernelWarehouseError, Terminated
 
 FAILED, INTERRUPTED, TERMINATED = 2, 130, 143
@@ -56,10 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         module.add_parser(commands)
     training.add_parsers(commands)
     comparing.add_parser(commands)
-    for each in (parser, *commands.choices.values()):  # before the sub-command or after it
-        each.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
-        )
+    studying.add_parser(commands)
+    for each in (parser, *commands.choices.values()):
+        add_debug(each)
     return parser
 
 

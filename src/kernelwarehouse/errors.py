@@ -41,6 +41,10 @@ class TrainingError(KernelWarehouseError):
     """A run that cannot start, go on, or be kept."""
 
 
+class DivergedError(TrainingError):
+    """A run whose loss or weights are no longer finite."""
+
+
 class ShapeError(KernelWarehouseError):
     """Tensors whose shapes or types do not fit each other or the layer."""
 
@@ -55,6 +59,10 @@ class PrecisionError(KernelWarehouseError):
 
 class MeasurementError(KernelWarehouseError):
     """A measurement that could not be taken."""
+
+
+class StudyError(KernelWarehouseError):
+    """A study that makes no sense, or results that are none of it."""
 
 
 class MissingExtraError(KernelWarehouseError):

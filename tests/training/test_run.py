@@ -15,7 +15,14 @@ from PIL import Image
 import kernelwarehouse as kw
 from kernelwarehouse.data import ArrayImages, DataSet, FileImages
 from kernelwarehouse.drop_path import even_rate
-from kernelwarehouse.errors import CheckpointError, DataError, TrainingError, UnknownPresetError, UnreadableImageError
+from kernelwarehouse.errors import (
+    CheckpointError,
+    DataError,
+    DivergedError,
+    TrainingError,
+    UnknownPresetError,
+    UnreadableImageError,
+)
 from kernelwarehouse.report.run import write_run_report
 from kernelwarehouse.training.api import own_image_size, train
 from kernelwarehouse.training.distributed import Processes
@@ -90,7 +97,7 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
 ) -> None:
     # The second epoch runs at 10^30 times the learning rate of the first.
     recipe = plain_recipe.with_overrides({"schedule": "step", "decay_every": 1, "decay_factor": 1e30, "epochs": 3})
-    with pytest.raises(TrainingError, match=r"the loss of step [5-8] is (nan|inf); the last good checkpoint is kept"):
+    with pytest.raises(DivergedError, match=r"the loss of step [5-8] is (nan|inf); the last good checkpoint is kept"):
         run("resnet18", striped, recipe, tmp_path / "run")
     assert RunFolder(tmp_path / "run").read_state()["trainer"]["steps_done"] == 4
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run" / "last").values())
@@ -100,7 +107,7 @@ def test_loss_that_is_not_finite_before_any_checkpoint_says_so(
     striped: DataSet, plain_recipe: Recipe, tmp_path: Path
 ) -> None:
     recipe = plain_recipe.with_overrides({"learning_rate": 1e30})
-    with pytest.raises(TrainingError, match=r"the loss of step [1-4] is (nan|inf); there is no checkpoint yet"):
+    with pytest.raises(DivergedError, match=r"the loss of step [1-4] is (nan|inf); there is no checkpoint yet"):
         run("resnet18", striped, recipe, tmp_path / "run")
     assert not (tmp_path / "run" / "last").exists()
 
@@ -122,11 +129,11 @@ def test_spoiled_weights_do_not_replace_a_checkpoint(
 
     spoil_after(8)
     with pytest.raises(
-        TrainingError, match=r"after step 8, fc\.weight is not finite; the last good checkpoint is kept"
+        DivergedError, match=r"after step 8, fc\.weight is not finite; the last good checkpoint is kept"
     ):
         run("resnet18", striped, plain_recipe, tmp_path / "run")
     spoil_after(4)
-    with pytest.raises(TrainingError, match=r"after step 4, fc\.weight is not finite; there is no checkpoint yet"):
+    with pytest.raises(DivergedError, match=r"after step 4, fc\.weight is not finite; there is no checkpoint yet"):
         run("resnet18", striped, plain_recipe, tmp_path / "other")
 
 

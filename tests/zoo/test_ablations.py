@@ -50,7 +50,7 @@ def test_forward_backward_and_a_step(network):
 
 
 def test_all_are_there():
-    assert list(ABLATIONS) == list(COUNTS)
+    assert [name for name in ABLATIONS if "small_resnet" not in name] == list(COUNTS)
 
 
 def test_every_row_of_the_papers_ablation_tables_has_a_preset():

@@ -30,7 +30,7 @@ WITH_TEMPERATURE = [name for name in COUNTS if name.startswith(("dy", "od", "kwo
 
 
 def test_all_are_there():
-    assert list(PEERS) == list(COUNTS)
+    assert [name for name in PEERS if "small_resnet" not in name] == list(COUNTS)
 
 
 @pytest.fixture(scope="module", params=COUNTS)

@@ -86,7 +86,13 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="images a process takes at once, with gradients adding up (default: its whole share of a batch)",
     )
-    parser.add_argument("--from", dest="weights", type=path, metavar="DIR", help="start from a saved network's weights")
+    parser.add_argument(
+        "--from",
+        dest="weights",
+        type=path,
+        metavar="DIR",
+        help="start from a saved network's weights; those of a static network become the cells of its twin",
+    )
     parser.add_argument(
         "--model-arg",
         action="append",

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from kernelwarehouse.builder import builder_of, remember_builder
+from kernelwarehouse.conversion import convert, plan_of
 from kernelwarehouse.data.seeds import derive_seed, seed_generators
 from kernelwarehouse.drop_path import drop_evenly
-from kernelwarehouse.errors import CheckpointError, ConfigError, TrainingError
+from kernelwarehouse.errors import CheckpointError, ConfigError, ConvertError, PlanError, TrainingError
+from kernelwarehouse.planning.plan import Plan
 from kernelwarehouse.saving.checkpoint import load
 from kernelwarehouse.training.recipe import Recipe
 from kernelwarehouse.zoo import build_by_name
@@ -68,8 +70,11 @@ def check_fits(model: nn.Module, name: str, *, image_size: int, classes: int) ->
 
 
 def copy_weights(model: nn.Module, folder: Path) -> None:
-    """Take over what the network in `folder` has learnt. A classifier for other classes stays as it is, new."""
-    state = load(folder).state_dict()
+    """Take over what the network in `folder` has learnt. A classifier for other classes stays as it is, new.
+
+    A static network is converted as the model was: its kernels become the model's cells.
+    """
+    state = _as_converted(load(folder), plan_of(model), folder).state_dict()
     own = model.state_dict()
     classifier = getattr(model, "default_cfg", {}).get("classifier") or ()
     heads = tuple(f"{head}." for head in ([classifier] if isinstance(classifier, str) else classifier))
@@ -82,9 +87,22 @@ def copy_weights(model: nn.Module, folder: Path) -> None:
     if foreign or wrong:
         raise CheckpointError(
             f"{folder} holds another network than the one to train: {(foreign + sorted(wrong))[0]} is missing on one "
-            "side or of another shape; --from wants the same network, with any number of classes"
+            "side or of another shape; --from wants the same network, with any number of classes, or the static one "
+            "that it is made of"
         )
     with torch.no_grad():
         for name, tensor in own.items():
             if tensor.shape == state[name].shape:
                 tensor.copy_(state[name])
+
+
+def _as_converted(source: nn.Module, plan: Plan | None, folder: Path) -> nn.Module:
+    if plan is None or plan_of(source) is not None:
+        return source
+    try:
+        return convert(source, plan)
+    except (PlanError, ConvertError) as error:
+        raise CheckpointError(
+            f"{folder} holds a static network that cannot be converted to the one to train ({error}); --from wants the "
+            "same network, or the static one it is made of"
+        ) from error

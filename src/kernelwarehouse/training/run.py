@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kernelwarehouse.assemble import route_table
 from kernelwarehouse.data.batches import TrainingBatches
 from kernelwarehouse.data.images import DataSet, Images
-from kernelwarehouse.errors import CheckpointError, ConfigError, DataError, Terminated, TrainingError
+from kernelwarehouse.errors import CheckpointError, ConfigError, DataError, DivergedError, Terminated, TrainingError
 from kernelwarehouse.training.augment import evaluation_transform, training_transform
 from kernelwarehouse.training.distributed import Processes
 from kernelwarehouse.training.evaluate import Evaluation, evaluate
@@ -239,7 +239,7 @@ class Run:
         if not finite.all():
             first = int((~finite).nonzero()[0])
             step = self.trainer.steps_done - len(values) + first + 1
-            raise TrainingError(
+            raise DivergedError(
                 f"the loss of step {step} is {float(values[first])}; {self.folder.kept()}. "
                 "A smaller learning_rate, a longer warm-up or clip_norm may help"
             )
@@ -343,7 +343,7 @@ class Run:
         """They must not replace a good checkpoint."""
         name = self.trainer.spoiled_weight()
         if name is not None:
-            raise TrainingError(
+            raise DivergedError(
                 f"after step {self.trainer.steps_done}, {name} is not finite; {self.folder.kept()}. "
                 "A smaller learning_rate, a longer warm-up or clip_norm may help"
             )

@@ -1,0 +1,1 @@
+"""Studies: methods side by side on real data, each with settings chosen for it, over several seeds."""

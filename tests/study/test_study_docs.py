@@ -1,0 +1,78 @@
+"""The study that comes with the project: it can be run, quotes the paper rightly, and its page is in step."""
+
+from dataclasses import fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from kernelwarehouse import paper
+from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.study.jobs import by_key
+from kernelwarehouse.study.results import read_results
+from kernelwarehouse.study.spec import load_study
+from kernelwarehouse.study.table import as_markdown, make_rows, placed
+
+ROOT = Path(__file__).parents[2]
+PATH = ROOT / "studies" / "cifar10.toml"
+STUDY = load_study(PATH)
+BEGIN_IS_KNOWN = "begin" in {field.name for field in fields(WarehouseConfig)}
+
+
+def count(model: str, arguments: Any) -> int:
+    with torch.device("meta"):
+        network = timm.create_model(model, num_classes=10, **arguments)
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("method", STUDY.methods, ids=lambda method: method.name)
+def test_every_method_can_be_built(method: Any) -> None:
+    if "begin" in method.model_args and not BEGIN_IS_KNOWN:
+        pytest.skip("this version has one start only")
+    assert count(method.model, method.model_args) > 100_000
+
+
+def test_the_wider_network_has_the_parameters_of_the_twin() -> None:
+    wider, twin = STUDY.method("static, wider"), STUDY.method("KW 1x, temperature")
+    counts = [count(method.model, method.model_args) for method in (wider, twin)]
+    assert counts == [356_186, 357_588]
+
+
+def test_figures_of_the_paper_are_the_printed_ones() -> None:
+    assert STUDY.paper_note == "ResNet18 on ImageNet, 300 epochs"
+    printed = {
+        (row.method, row.budget): row.metrics["top1"]
+        for row in paper.results("table:classification_cnn_300epoch")
+        if row.backbone == "ResNet18"
+    }
+    ablations = {
+        row.setting: row.metrics["top1"]
+        for table in ("function", "sharingscale", "partition")
+        for row in paper.results(f"table:ablation_{table}")
+        if row.backbone == "ResNet18"
+    }
+    assert {method.name: method.paper for method in STUDY.methods if method.paper is not None} == {
+        "static": printed[None, None],
+        "KW 1x, temperature": printed["KW", Fraction(1)],
+        "KW 1/2x": printed["KW", Fraction(1, 2)],
+        "KW 4x": printed["KW", Fraction(4)],
+        "DY-Conv 4x": printed["DY-Conv", Fraction(4)],
+        "ODConv 4x": printed["ODConv", Fraction(4)],
+        "KW 1x, softmax": ablations["Softmax"],
+        "KW 1x, sigmoid": ablations["Sigmoid"],
+        "KW 1x, max(z, 0)": ablations["max(z_ij, 0) / sum_p |z_ip|"],
+        "KW 1x, layer sharing": ablations["Within each layer"],
+        "KW 1x, no sharing": ablations["Without sharing"],
+        "KW 1x, no partition": ablations["without kernel partition"],
+    }
+
+
+def test_the_page_shows_the_results_there_are() -> None:
+    """`kernelwarehouse study table studies/cifar10.toml --markdown docs/study.md` puts them there."""
+    results = PATH.with_suffix(".jsonl")
+    found = by_key(read_results(results)) if results.exists() else {}
+    page = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    assert placed(page, as_markdown(STUDY, make_rows(STUDY, found))) == page
