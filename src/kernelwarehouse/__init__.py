@@ -31,6 +31,7 @@ from kernelwarehouse.planning.api import plan
 from kernelwarehouse.planning.plan import Plan
 from kernelwarehouse.saving.checkpoint import load, save
 from kernelwarehouse.saving.published import load_published
+from kernelwarehouse.step_sizes import parameter_groups
 from kernelwarehouse.temperature import TemperatureSchedule, get_temperature, set_temperature
 from kernelwarehouse.zoo import create_model
 
@@ -67,6 +68,7 @@ __all__ = [
     "get_temperature",
     "load",
     "load_published",
+    "parameter_groups",
     "plan",
     "plan_of",
     "prepare_inference",

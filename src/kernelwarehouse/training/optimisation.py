@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.errors import RecipeError
+from kernelwarehouse.step_sizes import divided, logit_parameters
 from kernelwarehouse.training.recipe import Recipe
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -31,7 +32,7 @@ def undecayed_parameters(model: nn.Module, recipe: Recipe) -> set[str]:
     names = set(own()) if callable(own) else set()
     for path, module in model.named_modules():
         if isinstance(module, Attention):
-            logits = [name for name, _ in module.named_parameters() if not name.startswith(("fc1", "norm"))]
+            logits = logit_parameters(module)
             if recipe.decay_logits:
                 logits = [name for name in logits if name == "offset"]  # biases, though in a table of two axes
             names |= {f"{path}.{name}" for name in logits}
@@ -52,8 +53,23 @@ def decay_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     return groups
 
 
+def match_steps(groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
+    """The groups, divided by what their parameters' rates are to be multiplied by.
+
+    timm's schedules multiply by `lr_scale`, and optimisers keep it in checkpoints: a run that goes on has its factors,
+    which depend on the weights it started with.
+    """
+    return [
+        group | {"params": members, "lr_scale": factor}
+        for group in groups
+        for factor, members in divided(group["params"], model)
+    ]
+
+
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     groups = decay_groups(model, recipe)
+    if recipe.matched_steps:
+        groups = match_steps(groups, model)
     try:
         return create_optimizer_v2(
             groups, opt=recipe.optimizer, lr=recipe.learning_rate, weight_decay=0.0, momentum=recipe.momentum

@@ -46,6 +46,7 @@ class Recipe:
     weight_decay: float
     decay_logits: bool
     decay_layer_scale: bool
+    matched_steps: bool
     clip_norm: float
 
     schedule: str

@@ -13,6 +13,7 @@ FORMAT = 3
 _RECIPES_BEFORE_3 = {
     "decay_logits": False,
     "decay_layer_scale": False,
+    "matched_steps": False,
     "cosine_after_warmup": False,
     "drop_path_rule": "rising",
     "ema_warmup": True,

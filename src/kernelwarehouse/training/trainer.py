@@ -77,7 +77,9 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
+        """The recipe's, at this step; groups with a factor have theirs times it."""
+        group = self.optimizer.param_groups[0]
+        return float(group["lr"]) / float(group.get("lr_scale", 1.0))
 
     @property
     def tau(self) -> float | None:

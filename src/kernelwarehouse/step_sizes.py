@@ -1,0 +1,148 @@
+"""Learning rates with which the static network's own recipe fits its twin: `parameter_groups`.
+
+A kernel w = sum of a_j e_j is moved by two kinds of parameters. A step of the rate r along its gradient g moves it by
+r |a|^2 g through the cells e, as a static kernel moves by r g, and |a|^2 cancels: a norm follows nearly every layer,
+so only the change in proportion to the kernel counts, and |w|^2 has the factor |a|^2 too. Through the logits z, the
+same step moves it within the span of the cells, by r |e|^2 (|h|^2 + 1) |da/dz|^2 times that part of g, h being the
+hidden vector. That is often a hundred times as much.
+
+- Where training begins at the logits, the attentions would stray from a start that is good faster than the cells can
+  follow. What makes the logits takes steps that are smaller by the ratio of the two.
+- By the temperature, the attentions begin at random and differently for every image: a start that is to be left as soon
+  as possible. Everything that makes kernels takes larger steps. How much larger is measured, not derived.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernelwarehouse.attention import Attention
+from kernelwarehouse.attention_functions import ATTENTION_FUNCTIONS
+from kernelwarehouse.errors import ConfigError
+from kernelwarehouse.layers import WarehouseLayer
+
+SAMPLES = 16
+"""Hidden vectors that a factor is averaged over."""
+START_FACTOR = 10.0
+"""For cells and attentions that begin by the temperature; chosen on a small ResNet and CIFAR-10 (docs/training.md)."""
+
+
+def parameter_groups(
+    model: nn.Module, learning_rate: float, weight_decay: float = 0.0, *, no_decay: Iterable[str] = ()
+) -> list[dict[str, Any]]:
+    """Groups for an optimiser with which the recipe of the static network is right for the converted one.
+
+    Parameters have the given rate, with two exceptions. In layers that begin at their logits, what makes these has a
+    smaller one. In layers whose temperature is above 0, cells and attentions have a larger one. So call it when the
+    network is about to be trained: after conversion or loading, and before the temperature is set to 0. It is meant
+    for optimisers whose steps grow with the gradient, such as SGD with momentum.
+
+    Weight decay leaves out biases, norms, what `model.no_weight_decay()` names, and the layers that make logits: the
+    paper's function uses only their proportions, which decay does not change.
+
+    Arguments:
+        model: converted or not. Without warehouses, all groups have the same rate.
+        learning_rate: of the static network's recipe.
+        weight_decay: likewise.
+        no_decay: names of further parameters without decay.
+
+    Returns:
+        Groups with `params`, `lr` and `weight_decay`, for any optimiser of torch's or timm's. Schedules of torch's that
+        multiply the rates keep the factors, those of timm's likewise.
+
+    Raises:
+        ConfigError: if a number is negative or not finite, or a name is not one of a parameter.
+    """
+    for name, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay)):
+        if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{name} (={value!r}) must be a number from 0 on")
+    parameters = dict(model.named_parameters())
+    undecayed = set(no_decay)
+    for name in undecayed - parameters.keys():
+        raise ConfigError(f"no_decay names {name!r}, which is no parameter of the network")
+    wishes = getattr(model, "no_weight_decay", None)
+    undecayed |= set(wishes()) if callable(wishes) else set()
+    undecayed |= {
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if isinstance(module, Attention)
+        for name in logit_parameters(module)
+    }
+    trained = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
+    decayed = [parameter for name, parameter in trained if parameter.ndim > 1 and name not in undecayed]
+    kept = {id(parameter) for parameter in decayed}
+    others = [parameter for _, parameter in trained if id(parameter) not in kept]
+    return [
+        {"params": members, "lr": learning_rate * factor, "weight_decay": decay}
+        for decay, group in ((weight_decay, decayed), (0.0, others))
+        for factor, members in divided(group, model)
+    ]
+
+
+def divided(parameters: Iterable[nn.Parameter], model: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
+    """The parameters of a group, by what to multiply its rate by: first those that keep it, then those with factors.
+
+    How they are divided depends on the layers alone, not on the factors: a run that goes on finds the same groups.
+    """
+    rated = factors(model)
+    number = {id(parameter): place for place, (_, members) in enumerate(rated) for parameter in members}
+    parts: list[list[nn.Parameter]] = [[] for _ in range(len(rated) + 1)]
+    for parameter in parameters:
+        parts[number.get(id(parameter), -1) + 1].append(parameter)
+    numbers = [1.0, *(factor for factor, _ in rated)]
+    return [(factor, part) for factor, part in zip(numbers, parts, strict=True) if part]
+
+
+def factors(model: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
+    """What to multiply the rates of which parameters by; others keep theirs."""
+    starting: list[nn.Parameter] = []
+    rated = [(START_FACTOR, starting)]
+    for layer in model.modules():
+        if not isinstance(layer, WarehouseLayer):
+            continue
+        attention, cells = layer.attention, layer.warehouse.cells
+        if attention.get_temperature() > 0:
+            starting += [cells, *attention.parameters()]
+        elif attention.shape.begin == "logits":
+            makers = dict(attention.named_parameters())
+            rated.append((logits_factor(attention, cells), [makers[name] for name in logit_parameters(attention)]))
+    return rated
+
+
+def logit_parameters(attention: Attention) -> list[str]:
+    """Names of what makes the logits of a hidden vector."""
+    return [name for name, _ in attention.named_parameters() if not name.startswith(("fc1", "norm"))]
+
+
+@torch.no_grad()
+def logits_factor(attention: Attention, cells: Tensor) -> float:
+    """How much farther a step through the cells moves a kernel than one through the logits; at most 1.
+
+    In the mean over hidden vectors as the branch's norm makes them of normal features, and over mixtures.
+    """
+    hidden = _hidden_vectors(attention)
+    function = ATTENTION_FUNCTIONS[attention.shape.function]
+    logits = attention.logits(hidden)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    # |J v|^2 / n for random signs v is in the mean the squared slope of an attention by its logits.
+    signs = torch.randint(0, 2, logits.shape, generator=_generator()).to(logits) * 2 - 1
+    attentions, slopes = torch.func.jvp(function, (logits,), (signs,))[:2]
+    through_cells = attentions.square().sum(-1).mean()
+    size = cells.detach().flatten(1).to(logits.dtype).square().sum(1).mean()
+    through_logits = size * (hidden.square().sum(1).mean() + 1) * slopes.square().mean()
+    return min(1.0, float(through_cells / through_logits)) if through_logits > 0 else 1.0
+
+
+def _hidden_vectors(attention: Attention) -> Tensor:
+    norm = dict(attention.norm.named_parameters())
+    features = torch.randn(SAMPLES, attention.shape.hidden, generator=_generator()).to(norm["weight"])
+    return F.relu(features * norm["weight"] + norm["bias"])
+
+
+def _generator() -> torch.Generator:
+    """Always the same numbers: a run that goes on must have the same rates."""
+    return torch.Generator().manual_seed(0)

@@ -1,0 +1,149 @@
+"""Learning rates of a converted network's parameters: which are smaller, by how much, and why by that."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kernelwarehouse as kw
+from kernelwarehouse.errors import ConfigError
+from kernelwarehouse.layers import WarehouseLayer
+from kernelwarehouse.step_sizes import START_FACTOR, logit_parameters, logits_factor
+
+
+def network(**settings: Any) -> nn.Module:
+    torch.manual_seed(0)
+    static = nn.Sequential(
+        nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32)
+    )
+    return kw.convert(static, kw.plan(static, **settings))
+
+
+def layers(model: nn.Module) -> list[WarehouseLayer]:
+    return [module for module in model.modules() if isinstance(module, WarehouseLayer)]
+
+
+def kernels_after_a_step(layer: WarehouseLayer, hidden: Tensor, wanted: Tensor, part: str) -> Tensor:
+    """How far the kernels of all samples move in the wanted direction when either part takes a step of a small rate.
+
+    The gradient of each kernel is the wanted direction; parameters get the mean over the samples, as in training.
+    """
+    attention, cells = layer.attention, layer.warehouse.cells
+    moved = [cells] if part == "cells" else [dict(attention.named_parameters())[n] for n in logit_parameters(attention)]
+
+    def kernels() -> Tensor:
+        weights = attention.weights(attention.logits(hidden))
+        return torch.einsum("bmn,nd->bmd", weights, cells.flatten(1))
+
+    before = kernels()
+    gradients = torch.autograd.grad((before * wanted).sum() / len(hidden), moved)
+    with torch.no_grad():
+        for parameter, gradient in zip(moved, gradients, strict=True):
+            parameter += 1e-7 * gradient
+        after = kernels()
+        for parameter, gradient in zip(moved, gradients, strict=True):
+            parameter -= 1e-7 * gradient
+    return ((after - before.detach()) * wanted).sum() / 1e-7
+
+
+@pytest.mark.parametrize("begin", ["temperature", "logits"])
+@pytest.mark.parametrize("budget", [1, 4])
+def test_with_its_factor_a_step_of_the_logits_moves_kernels_as_far_as_one_of_the_cells(begin: Any, budget: int) -> None:
+    """Kernels that lie in the span of the cells; one sample, so that nothing averages out."""
+    model = network(config=kw.WarehouseConfig(budget=budget, begin=begin)).double()
+    kw.set_temperature(model, 0.0)
+    generator = torch.Generator().manual_seed(1)
+    for layer in layers(model):
+        cells = layer.warehouse.cells.detach().flatten(1)
+        factor = logits_factor(layer.attention, layer.warehouse.cells)
+        through = {"cells": 0.0, "logits": 0.0}
+        for _, part in itertools.product(range(40), through):
+            hidden = torch.randn(1, layer.attention.shape.hidden, generator=generator, dtype=torch.float64).relu()
+            mixtures = layer.attention.shape.mixtures
+            coefficients = torch.randn(1, mixtures, len(cells), generator=generator, dtype=torch.float64)
+            through[part] += float(kernels_after_a_step(layer, hidden, coefficients @ cells, part))
+        # Cells are taken for orthogonal, which many small ones are not.
+        assert 0.5 < factor * through["logits"] / through["cells"] < 2, (factor, through)
+
+
+def named(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Rate and decay of every parameter; each has to be in one group."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    members = [names[id(parameter)] for group in groups for parameter in group["params"]]
+    assert sorted(members) == sorted(names.values())
+    return {
+        names[id(parameter)]: (group["lr"], group["weight_decay"]) for group in groups for parameter in group["params"]
+    }
+
+
+def test_a_static_network_keeps_its_rate_and_decays_kernels_only() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    found = named(model, kw.parameter_groups(model, 0.1, 0.01))
+    assert found == {"0.weight": (0.1, 0.01)} | dict.fromkeys(("0.bias", "1.weight", "1.bias"), (0.1, 0.0))
+    assert named(model, kw.parameter_groups(model, 0.1, 0.01, no_decay=["0.weight"]))["0.weight"] == (0.1, 0.0)
+
+
+def test_by_temperature_all_that_makes_kernels_has_a_larger_rate_until_the_start_is_over() -> None:
+    model = network()
+    found = named(model, kw.parameter_groups(model, 0.1, 0.01))
+    for name, (rate, decay) in found.items():
+        in_layers = "attention" in name or "cells" in name
+        assert rate == pytest.approx(0.1 * START_FACTOR if in_layers else 0.1), name
+        decayed = name.endswith(("cells", "fc1.weight"))
+        assert decay == (0.01 if decayed else 0.0), name
+    kw.set_temperature(model, 0.0)
+    assert {rate for rate, _ in named(model, kw.parameter_groups(model, 0.1, 0.01)).values()} == {0.1}
+
+
+def test_at_the_logits_only_what_makes_them_has_a_smaller_rate() -> None:
+    model = network(config=kw.WarehouseConfig(begin="logits"))
+    found = named(model, kw.parameter_groups(model, 0.1, 0.01))
+    for path, layer in model.named_modules():
+        if isinstance(layer, WarehouseLayer):
+            factor = logits_factor(layer.attention, layer.warehouse.cells)
+            assert 0 < factor < 0.3
+            for name in logit_parameters(layer.attention):
+                assert found.pop(f"{path}.attention.{name}") == (pytest.approx(0.1 * factor), 0.0)
+    assert {rate for rate, _ in found.values()} == {0.1}
+
+
+def test_factors_are_the_same_every_time_and_draw_no_random_numbers() -> None:
+    model = network(config=kw.WarehouseConfig(begin="logits"))
+    torch.manual_seed(3)
+    first = kw.parameter_groups(model, 0.1)
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(1))
+    assert [group["lr"] for group in first] == [group["lr"] for group in kw.parameter_groups(model, 0.1)]
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = network(config=kw.WarehouseConfig(begin="logits"))
+    frozen = layers(model)[0].attention.fc2.weight.requires_grad_(False)
+    members = [parameter for group in kw.parameter_groups(model, 0.1) for parameter in group["params"]]
+    assert not any(parameter is frozen for parameter in members)
+    assert len(members) == len(list(model.parameters())) - 1
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid", "relu"])
+def test_every_attention_function_and_the_low_rank_form_have_a_factor(function: Any) -> None:
+    for settings in ({"attention": function}, {"low_rank": 0.5}):
+        for layer in layers(network(config=kw.WarehouseConfig(**settings))):
+            assert 0 < logits_factor(layer.attention, layer.warehouse.cells) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"learning_rate": -0.1}, r"learning_rate \(=-0.1\) must be a number from 0 on"),
+        ({"learning_rate": float("nan")}, r"learning_rate \(=nan\) must be"),
+        ({"learning_rate": "0.1"}, r"learning_rate \(='0.1'\) must be"),
+        ({"learning_rate": 0.1, "weight_decay": -1}, r"weight_decay \(=-1\) must be"),
+        ({"learning_rate": 0.1, "no_decay": ["0.wieght"]}, "no_decay names '0.wieght', which is no parameter"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kw.parameter_groups(nn.Sequential(nn.Conv2d(3, 4, 3)), **arguments)
