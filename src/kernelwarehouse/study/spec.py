@@ -54,6 +54,7 @@ class Method:
 
     With `upgrade_from`, the network of that method is trained for `upgrade_after` epochs, becomes this one's, and goes
     on for the rest of the study's epochs. `paper` is the accuracy, in per cent, that the paper prints for the nearest.
+    Without seeds it is only tried, for what its trials show.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Method:
         for name in ("model_args", "overrides"):
             if not isinstance(getattr(self, name), Mapping):
                 raise StudyError(f"{where}: {name} (={getattr(self, name)!r}) must be a table")
-        object.__setattr__(self, "seeds", _list(self.seeds, f"{where}: seeds"))
+        object.__setattr__(self, "seeds", _list(self.seeds, f"{where}: seeds", may_be_empty=True))
         for seed in self.seeds:
             _whole(seed, f"{where}: a seed")
         _refuse_twice(self.seeds, f"{where}: seeds")
@@ -158,6 +159,11 @@ class Study:
         except KernelWarehouseError as error:
             raise StudyError(f"{where}: {error}") from error
 
+    @property
+    def tests(self) -> bool:
+        """Whether any network is tested, or all are only tried."""
+        return any(method.seeds for method in self.methods)
+
     def method(self, name: str) -> Method:
         return next(method for method in self.methods if method.name == name)
 
@@ -222,9 +228,9 @@ def _whole(value: Any, what: str, least: int = 0) -> None:
         raise StudyError(f"{what} (={value!r}) must be a whole number, {least} or more")
 
 
-def _list(value: Any, what: str) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)) or not value:
-        raise StudyError(f"{what} (={value!r}) must be a list of at least one")
+def _list(value: Any, what: str, *, may_be_empty: bool = False) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)) or not (value or may_be_empty):
+        raise StudyError(f"{what} (={value!r}) must be a list" + ("" if may_be_empty else " of at least one"))
     return tuple(value)
 
 

@@ -159,12 +159,12 @@ def trial_legend(study: Study, rows: Sequence[Row]) -> str:
 
 
 def as_text(study: Study, rows: Sequence[Row]) -> str:
-    parts = [study.title, _rich(result_cells(study, rows)), legend(study, rows)]
-    return "\n".join([*parts, "", _rich(trial_cells(study, rows)), trial_legend(study, rows), ""])
+    parts = [_rich(result_cells(study, rows)), legend(study, rows), ""] if study.tests else []
+    return "\n".join([study.title, *parts, _rich(trial_cells(study, rows)), trial_legend(study, rows), ""])
 
 
 def as_markdown(study: Study, rows: Sequence[Row]) -> str:
-    parts = [_markdown(result_cells(study, rows)), legend(study, rows)]
+    parts = [_markdown(result_cells(study, rows)), legend(study, rows)] if study.tests else []
     return "\n\n".join([*parts, _markdown(trial_cells(study, rows)), trial_legend(study, rows)]) + "\n"
 
 
