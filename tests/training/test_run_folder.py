@@ -140,10 +140,13 @@ def test_changed_data_are_refused_with_what_differs(tmp_path: Path, settings: Ru
 
 def test_runs_of_the_formats_before_go_on(tmp_path: Path, settings: RunSettings) -> None:
     old = settings.as_dict()
-    for field in ("decay_logits", "decay_layer_scale", "cosine_after_warmup", "drop_path_rule", "ema_warmup"):
+    new = ("decay_logits", "decay_layer_scale", "matched_steps", "cosine_after_warmup", "drop_path_rule", "ema_warmup")
+    for field in new:
         del old["recipe"][field]
     (tmp_path / "run.json").write_text(json.dumps(old | {"format": 2}))
-    assert RunFolder(tmp_path).read_settings() == settings  # recipe `small` still does what all did then
+    # Recipe `small` still does what all did then, but for its rates.
+    settings = replace(settings, recipe=settings.recipe.with_overrides({"matched_steps": False}))
+    assert RunFolder(tmp_path).read_settings() == settings
     other = settings.recipe.with_overrides({"decay_logits": True, "drop_path_rule": "even"})
     with pytest.raises(TrainingError, match=r"recipe\.decay_logits: there False, now True; recipe\.drop_path_rule"):
         claim(RunFolder(tmp_path), replace(settings, recipe=other))
