@@ -2,9 +2,9 @@
 
 import os
 import signal
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from kernelwarehouse.data.seeds import derive_seed, seed_generators
 from kernelwarehouse.errors import ConfigError, DataError, KernelWarehouseError, UnreadableImageError
 from kernelwarehouse.training.augment import Transform
 from kernelwarehouse.training.distributed import Processes
+from kernelwarehouse.training.task import Unreadable
 
-Unreadable = Literal["stop", "skip"]
 MOST_WORKERS = 8
 MOST_WORKERS_ASKED = 256
 BATCHES_AHEAD = 4
@@ -25,6 +25,9 @@ BATCHES_AHEAD = 4
 # What ends a run is for its main process to decide. Workers that ended by themselves would take it with them, halfway
 # through a step, and print tracebacks.
 LEFT_TO_THE_MAIN_PROCESS = (signal.SIGINT, signal.SIGTERM)
+
+
+Collate = Callable[[Sequence[Any]], Any]
 
 
 class Sample(NamedTuple):
@@ -102,7 +105,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
     )
 
 
-def read_batches(loader: "DataLoader[Sample]") -> Generator[Batch, None, None]:
+def read_batches(loader: "DataLoader[Any]") -> Generator[Any, None, None]:
     """The loader's batches. An error of ours in a worker comes as in this process, without the worker's traceback.
 
     To be closed by who reads them: workers leave SIGTERM to the main process, and so have to be told that they can go.
@@ -160,14 +163,18 @@ def default_workers(processes: Processes) -> int:
 
 
 def training_loader(
-    images: TrainingImages, batches: TrainingBatches, workers: int, processes: Processes
-) -> DataLoader[Sample]:
+    samples: Dataset[Any],
+    batches: TrainingBatches,
+    workers: int,
+    processes: Processes,
+    collate_fn: Collate = collate,
+) -> DataLoader[Any]:
     """All micro-batches from `batches.start_step` to the end of the run, so that workers read on across epochs."""
     return DataLoader(
-        images,
+        samples,
         batch_sampler=batches,
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=collate_fn,
         worker_init_fn=ignore_signals,
         pin_memory=processes.device.type == "cuda",
         prefetch_factor=BATCHES_AHEAD if workers else None,
@@ -175,15 +182,20 @@ def training_loader(
 
 
 def evaluation_loader(
-    images: EvaluationImages, count: int, batch_size: int, workers: int, processes: Processes
-) -> DataLoader[Sample]:
-    """This process's share of `count` images."""
+    samples: Dataset[Any],
+    count: int,
+    batch_size: int,
+    workers: int,
+    processes: Processes,
+    collate_fn: Collate = collate,
+) -> DataLoader[Any]:
+    """This process's share of `count` samples."""
     return DataLoader(
-        images,
+        samples,
         batch_size=batch_size,
         sampler=EvaluationShare(count, rank=processes.rank, world_size=processes.world_size),
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=collate_fn,
         worker_init_fn=ignore_signals,
         pin_memory=processes.device.type == "cuda",
     )

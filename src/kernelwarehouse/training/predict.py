@@ -18,13 +18,13 @@ from kernelwarehouse.training.distributed import Processes
 from kernelwarehouse.training.evaluate import Evaluation, evaluate
 from kernelwarehouse.training.loading import (
     EvaluationImages,
-    Unreadable,
     check_workers,
     default_workers,
     evaluation_loader,
     read_batches,
 )
 from kernelwarehouse.training.run_folder import RunFolder
+from kernelwarehouse.training.task import Unreadable
 
 
 @dataclass(frozen=True)
