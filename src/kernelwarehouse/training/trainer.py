@@ -16,7 +16,7 @@ from kernelwarehouse.training.classification import CrossEntropy
 from kernelwarehouse.training.distributed import Processes
 from kernelwarehouse.training.optimisation import make_optimizer, make_schedule
 from kernelwarehouse.training.precision import autocast, gradient_scaler
-from kernelwarehouse.training.recipe import Recipe
+from kernelwarehouse.training.recipe import EngineRecipe, Recipe
 from kernelwarehouse.training.task import Objective, ReadTogether
 
 
@@ -31,7 +31,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        recipe: Recipe,
+        recipe: EngineRecipe,
         *,
         steps_per_epoch: int,
         classes: int = 0,
@@ -62,7 +62,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, recipe)
         self.schedule = make_schedule(self.optimizer, recipe, steps_per_epoch)
         self.scaler = gradient_scaler(device, recipe.precision)
-        self._objective: Objective[Any] = objective or CrossEntropy(recipe, classes)
+        self._objective = objective or _telling_apart(classes, recipe)
         self._network = self._wrap()
 
     def _wrap(self) -> nn.Module:
@@ -150,3 +150,9 @@ class Trainer:
             self.steps_done = state["steps_done"]
         except Exception as error:  # optimisers and schedules fail in many ways on a state that is not theirs
             raise CheckpointError(f"the saved state does not fit this network and recipe: {error}") from error
+
+
+def _telling_apart(classes: int, recipe: EngineRecipe) -> Objective[Any]:
+    if not isinstance(recipe, Recipe):
+        raise TrainingError(f"a {type(recipe).__name__} does not say what the loss is; pass an objective")
+    return CrossEntropy(recipe, classes)
