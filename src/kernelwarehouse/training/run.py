@@ -25,9 +25,9 @@ from kernelwarehouse.training.loading import (
 )
 from kernelwarehouse.training.metrics import MetricsLog
 from kernelwarehouse.training.progress import Display
-from kernelwarehouse.training.recipe import Recipe
+from kernelwarehouse.training.recipe import EngineRecipe
 from kernelwarehouse.training.run_folder import STATE_FILE, RunFolder
-from kernelwarehouse.training.settings import RunSettings
+from kernelwarehouse.training.settings import EngineSettings, RunSettings
 from kernelwarehouse.training.task import Evaluated, ReadTogether, Task, Unreadable
 from kernelwarehouse.training.termination import Termination
 from kernelwarehouse.training.trainer import Trainer
@@ -58,7 +58,7 @@ class RunOptions:
         check_workers(self.workers)
 
 
-def accumulation_parts(recipe: Recipe, options: RunOptions, processes: Processes) -> int:
+def accumulation_parts(recipe: EngineRecipe, options: RunOptions, processes: Processes) -> int:
     """Into how many micro-batches each process cuts its share of a batch."""
     share, rest = divmod(recipe.batch_size, processes.world_size)
     size = options.device_batch_size or share
@@ -88,14 +88,14 @@ class Run:
         self,
         model: nn.Module,
         task: Task[Any] | DataSet,
-        settings: RunSettings,
+        settings: EngineSettings,
         folder: RunFolder,
         *,
         options: RunOptions,
         processes: Processes,
         display: Display,
     ) -> None:
-        self.task: Task[Any] = task if isinstance(task, Task) else Classification(task, settings)
+        self.task = task if isinstance(task, Task) else _classifying(task, settings)
         self.settings = settings
         self.recipe = recipe = settings.recipe
         self.folder = folder
@@ -362,6 +362,12 @@ class Run:
             "routes": self.shared_routes,
         }
         self.folder.write("last", self.trainer.steps_done, self.trainer.result, state)
+
+
+def _classifying(data: DataSet, settings: EngineSettings) -> Task[Any]:
+    if not isinstance(settings, RunSettings):
+        raise TrainingError(f"{type(settings).__name__} are not for classification; pass the task that they are for")
+    return Classification(data, settings)
 
 
 def _steps_done(state: dict[str, Any] | None, folder: RunFolder) -> int:
