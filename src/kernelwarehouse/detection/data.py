@@ -74,6 +74,10 @@ class CocoPart(Dataset[Scene]):
         return len(self.file.image_ids)
 
     def __getitem__(self, index: int) -> Scene:
+        return Scene(self.picture(index), self.target(index))
+
+    def picture(self, index: int) -> Tensor:
+        """The picture alone, without what is to be found in it."""
         picture = self.pictures.load(index)
         height, width = self.file.sizes[index].tolist()
         if picture.size != (width, height):
@@ -82,7 +86,7 @@ class CocoPart(Dataset[Scene]):
                 f"{width} x {height} of image {self.file.image_ids[index]}; they must be the same"
             )
         pixels = torch.from_numpy(np.array(picture))
-        return Scene(pixels.permute(2, 0, 1).contiguous(), self.target(index))
+        return pixels.permute(2, 0, 1).contiguous()
 
     def target(self, index: int) -> dict[str, Tensor]:
         """What is to be found in a picture, which is not read for it."""

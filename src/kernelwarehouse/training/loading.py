@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ BATCHES_AHEAD = 4
 LEFT_TO_THE_MAIN_PROCESS = (signal.SIGINT, signal.SIGTERM)
 
 
+Result = TypeVar("Result")
 Collate = Callable[[Sequence[Any]], Any]
 
 
@@ -59,19 +60,25 @@ class TrainingImages(Dataset[Sample]):
 
     def __getitem__(self, place: tuple[int, int]) -> Sample:
         epoch, index = place
-        problems: list[str] = []
-        count = len(self._images.labels)
-        for candidate in ((index + offset) % count for offset in range(count)):
-            try:
-                image = self._images.load(candidate)
-            except UnreadableImageError as error:
-                if self._unreadable == "stop":
-                    raise
-                problems.append(str(error))
-                continue
-            seed_generators(derive_seed("augment", self._seed, epoch, candidate))
-            return Sample(self._transform(image), int(self._images.labels[candidate]), tuple(problems))
-        raise DataError(f"none of the {count} training images can be read; the first: {problems[0]}")
+        found, image, problems = read_or_next(self._images.load, index, len(self._images.labels), self._unreadable)
+        seed_generators(derive_seed("augment", self._seed, epoch, found))
+        return Sample(self._transform(image), int(self._images.labels[found]), problems)
+
+
+def read_or_next(
+    read: Callable[[int], Result], index: int, count: int, unreadable: Unreadable
+) -> tuple[int, Result, tuple[str, ...]]:
+    """What is read at this index, or with "skip" at the next one that can be read, where that is, and what could not be
+    read before it."""
+    problems: list[str] = []
+    for candidate in ((index + offset) % count for offset in range(count)):
+        try:
+            return candidate, read(candidate), tuple(problems)
+        except UnreadableImageError as error:
+            if unreadable == "stop":
+                raise
+            problems.append(str(error))
+    raise DataError(f"none of the {count} training images can be read; the first: {problems[0]}")
 
 
 class EvaluationImages(Dataset[Sample]):

@@ -180,5 +180,13 @@ class RunFolder:
         return state
 
 
+def open_run(path: str | Path, kind: type[Settings]) -> tuple[Settings, Path]:
+    """The settings of a run and its best network, or the one in `RUN/best` or `RUN/last`."""
+    path = Path(path)
+    folder = RunFolder(path.parent if path.name in SLOTS and not (path / SETTINGS_FILE).exists() else path)
+    settings = folder.read_settings(kind)
+    return settings, folder.network() if folder.path == path else path
+
+
 def _is_version(name: str, slot: Slot) -> bool:
     return re.fullmatch(rf"{slot}-\d{{9,}}-\d+", name) is not None
