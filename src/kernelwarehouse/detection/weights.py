@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from kernelwarehouse.builder import builder_of
-from kernelwarehouse.conversion import plan_of
+from kernelwarehouse.conversion import names_of, plan_of
 from kernelwarehouse.errors import CheckpointError
+from kernelwarehouse.planning.plan import PlannedWarehouse
 from kernelwarehouse.saving.checkpoint import PLAN_FILE, load
 from kernelwarehouse.temperature import HasTemperature, set_temperature
 from kernelwarehouse.zoo import common_name
@@ -48,13 +49,25 @@ def _check_same(body: nn.Module, source: nn.Module, place: Path, name: str) -> N
             f"{place} holds a {type(source).__name__}; the backbone {name} wants a network of the zoo's or timm's"
         )
     here, there = wanted.name.partition(".")[0], found.name.partition(".")[0]
-    plans = plan_of(body), plan_of(source)
-    if here != there or plans[0] != plans[1]:
-        kinds = ["without warehouses" if plan is None else f"with {len(plan.warehouses)} warehouses" for plan in plans]
-        raise CheckpointError(
-            f"{place} holds another network than the backbone {name}: {there} {kinds[1]}, not {here} {kinds[0]}"
-            f"{' planned alike' if None not in plans and here == there else ''}; train {name} as a classifier first"
-        )
+    ours, theirs = (_warehouses(network, set(names_of(body))) for network in (body, source))
+    if here != there:
+        problem = f"a network made of {there}, not of {here}"
+    elif bool(ours) != bool(theirs):
+        problem = f"a {here} {'with' if theirs else 'without'} warehouses, not one {'with' if ours else 'without'}"
+    elif ours != theirs:
+        problem = f"a {here} with other warehouses: another preset's, or for other arguments"
+    else:
+        return
+    raise CheckpointError(f"{place} holds another network than the backbone {name}: {problem}; train a {name} first")
+
+
+def _warehouses(network: nn.Module, layers: set[str]) -> list[PlannedWarehouse]:
+    """Those that any of these layers draws on: not a classifier's, which depends on the number of classes."""
+    plan = plan_of(network)
+    found = () if plan is None else plan.warehouses
+    if not layers:
+        return list(found)
+    return [planned for planned in found if any(layer.spec.name in layers for layer in planned.layers)]
 
 
 def _check_tensors(own: dict[str, Tensor], theirs: dict[str, Tensor], place: Path, name: str) -> None:
