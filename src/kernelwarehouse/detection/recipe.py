@@ -76,6 +76,8 @@ class DetectionRecipe(EngineRecipe):
     def options(self) -> dict[str, float]:
         """torchvision's names for the numbers of proposals and boxes."""
         return {
+            "rpn_pre_nms_top_n_train": 2 * self.proposals,
+            "rpn_pre_nms_top_n_test": self.proposals,
             "rpn_post_nms_top_n_train": self.proposals,
             "rpn_post_nms_top_n_test": self.proposals,
             "box_batch_size_per_image": self.sampled_boxes,
