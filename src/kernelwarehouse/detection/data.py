@@ -175,7 +175,7 @@ class CocoPart(Dataset[Scene]):
                     f"{file.path}: {len(ids):,} {what} (annotation {_some(ids)}); evaluation takes them as they are, "
                     "as COCO's tools do",
                     KernelWarehouseWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
 
 
