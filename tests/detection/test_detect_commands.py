@@ -64,10 +64,8 @@ def test_predict_draws_what_is_found(
 
 def test_predict_with_a_threshold_that_nothing_reaches(trained: Path, scenes: Path, tmp_path: Path) -> None:
     picture = scenes / "val" / "000000.png"
-    assert (
-        main(["detect", "predict", str(trained), str(picture), "--output", str(tmp_path / "o.png"), "--threshold", "1"])
-        == 0
-    )
+    words = ["detect", "predict", str(trained), str(picture), "--output", str(tmp_path / "o.png"), "--threshold", "1"]
+    assert main(words) == 0
     with Image.open(picture) as given, Image.open(tmp_path / "o.png") as drawn:
         assert drawn.tobytes() == given.convert("RGB").resize(drawn.size, Image.Resampling.NEAREST).tobytes()
         assert drawn.width == 10 * given.width
