@@ -33,6 +33,7 @@ from kernelwarehouse.training.metrics import read_metrics
 from kernelwarehouse.training.optimisation import make_optimizer, make_schedule
 from kernelwarehouse.training.predict import open_trained
 from kernelwarehouse.training.run_folder import RunFolder
+from kernelwarehouse.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,22 @@ def test_detectors_are_the_same_for_the_same_seed() -> None:
     )
     assert all(torch.equal(tensor, same[name]) for name, tensor in one.items())
     assert not all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"precision": "bfloat16"}, {"precision": "float16"}, {"channels_last": True, "optimizer": "momentum"}]
+)
+def test_variants_learn(data: CocoData, changes: dict[str, Any]) -> None:
+    """On one batch in two parts, as often as it takes to see it in the loss."""
+    recipe = tiny_recipe(tau_epochs=0.0, warmup_epochs=0.0, learning_rate=0.002, flip=0.0, **changes)
+    task = Detection(data, recipe)
+    samples = task.training_samples(0, "stop")
+    parts = [collate_scenes([samples[0, number]]) for number in range(2)]
+    detector = new_detector("kw1x_resnet18", recipe, len(data.classes), seed=0, arguments=TINY_RESNET)
+    trainer = Trainer(detector, recipe, objective=task.objective(), steps_per_epoch=100)
+    losses = [float(trainer.step(parts)) for _ in range(6)]
+    assert losses[-1] < losses[0] - 0.1
+    assert all(parameter.dtype == torch.float32 for parameter in detector.parameters())
 
 
 class Oracle(nn.Module):
