@@ -16,7 +16,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 import kernelwarehouse as kw
 from kernelwarehouse.detection.data import CocoData, open_coco
 from kernelwarehouse.detection.detector import Detector
-from kernelwarehouse.detection.loading import SceneBatch, collate_scenes, flipped
+from kernelwarehouse.detection.loading import SceneSample, collate_scenes, flipped
 from kernelwarehouse.detection.predict import open_detector
 from kernelwarehouse.detection.recipe import DetectionRecipe, load_schedule, schedule_names
 from kernelwarehouse.detection.training import Detection, SummedLosses, new_detector
@@ -150,6 +150,24 @@ def test_flipped_twice_is_as_before_and_boxes_stay_around_their_masks(data: Coco
     assert torch.equal(back["boxes"], scene.target["boxes"])
 
 
+def test_a_batch_gives_back_what_was_packed(data: CocoData) -> None:
+    samples = Detection(data, tiny_recipe()).training_samples(0, "stop")
+    chosen = [samples[epoch, number] for epoch, number in ((0, 0), (1, 1), (2, 2), (0, 3))]
+    chosen.insert(2, SceneSample(None, {}, 0, ("b.png: broken",)))
+    empty = {"boxes": torch.empty(0, 4), "labels": torch.empty(0).long(), "masks": torch.empty(0, 40, 48).byte()}
+    chosen.append(SceneSample(torch.rand(3, 40, 48), empty, 99))
+    batch = collate_scenes(chosen).to(torch.device("cpu"))
+    readable = [sample for sample in chosen if sample.image is not None]
+    assert batch.unreadable == ["b.png: broken"]
+    assert batch.image_ids == [sample.image_id for sample in readable]
+    assert sum(batch.objects) > 0
+    for sample, image, target in zip(readable, batch.images, batch.targets, strict=True):
+        assert torch.equal(sample.image, image)
+        for name, values in sample.target.items():
+            assert torch.equal(values, target[name])
+            assert values.dtype == target[name].dtype
+
+
 def test_the_loss_is_the_sum_of_all_and_images_are_not_resized_again(data: CocoData) -> None:
     recipe = tiny_recipe()
     detector = new_detector("resnet18", recipe, len(data.classes), seed=0, arguments=TINY_RESNET).train()
@@ -213,7 +231,7 @@ def test_evaluation_of_an_oracle_is_perfect_and_told_in_words(data: CocoData) ->
     task = Detection(data, tiny_recipe())
     samples = task.validation_samples("stop")
     batches = [collate_scenes([samples[number]]) for number in range(task.validation_count)]
-    empty = SceneBatch([], [], ["a.png: broken"])
+    empty = collate_scenes([SceneSample(None, {}, 1, ("a.png: broken",))])
     network = Oracle(data).train()
     scores = task.evaluate(network, [*batches, empty], Processes(), "float32")
     values = scores.as_dict()

@@ -19,30 +19,66 @@ LEARNT_FROM = ("boxes", "labels", "masks")
 """The parts of a target that the losses look at."""
 
 Target = dict[str, Tensor]
+NOTHING: Target = {
+    "boxes": torch.empty(0, 4),
+    "labels": torch.empty(0, dtype=torch.int64),
+    "masks": torch.empty(0, dtype=torch.uint8),
+}
+"""The target of a picture in which nothing is to be found, or in evaluation."""
 
 
 class SceneSample(NamedTuple):
-    """A picture, and what to learn from it or, in evaluation, its id. `image` is missing where it could not be read,
-    and `unreadable` then says why."""
+    """A picture by its id, and what to learn from it, which in evaluation is nothing. `image` is missing where it could
+    not be read, and `unreadable` then says why."""
 
     image: Tensor | None
     target: Target
+    image_id: int
     unreadable: tuple[str, ...] = ()
 
 
 class SceneBatch(NamedTuple):
-    """Pictures of different sizes, in lists as torchvision's detectors take them."""
+    """Pictures of different sizes with their targets, packed into four tensors.
 
-    images: list[Tensor]
-    targets: list[Target]
+    A tensor that a worker process sends costs an open file on both sides; batches of 16 pictures with three tensors of
+    targets each, read ahead by eight workers, would exceed what many systems allow.
+    """
+
+    pixels: Tensor
+    sizes: list[tuple[int, int]]
+    """Height and width of each picture."""
+    boxes: Tensor
+    labels: Tensor
+    masks: Tensor
+    objects: list[int]
+    """Their number in each picture."""
+    image_ids: list[int]
     unreadable: list[str]
 
-    def to(self, device: torch.device) -> "SceneBatch":
-        images = [image.to(device, non_blocking=True) for image in self.images]
-        targets = [
-            {name: values.to(device, non_blocking=True) for name, values in target.items()} for target in self.targets
+    @property
+    def images(self) -> list[Tensor]:
+        """`[3, height, width]` each, as torchvision's detectors take them."""
+        flat = self.pixels.split([3 * height * width for height, width in self.sizes])
+        return [values.view(3, *size) for values, size in zip(flat, self.sizes, strict=True)]
+
+    @property
+    def targets(self) -> list[Target]:
+        pairs = list(zip(self.objects, self.sizes, strict=True))
+        masks = self.masks.split([count * height * width for count, (height, width) in pairs])
+        return [
+            {"boxes": boxes, "labels": labels, "masks": values.view(count, *size)}
+            for boxes, labels, values, (count, size) in zip(
+                self.boxes.split(self.objects), self.labels.split(self.objects), masks, pairs, strict=True
+            )
         ]
-        return self._replace(images=images, targets=targets)
+
+    def to(self, device: torch.device) -> "SceneBatch":
+        return self._replace(
+            pixels=self.pixels.to(device, non_blocking=True),
+            boxes=self.boxes.to(device, non_blocking=True),
+            labels=self.labels.to(device, non_blocking=True),
+            masks=self.masks.to(device, non_blocking=True),
+        )
 
 
 class TrainingScenes(Dataset[SceneSample]):
@@ -72,7 +108,7 @@ class TrainingScenes(Dataset[SceneSample]):
         if float(torch.rand(())) < self._flip:
             image, target = flipped(image, target)
         image, resized = self._scales.resize(image, target)
-        return SceneSample(image, without_emptied(resized or {}), problems)
+        return SceneSample(image, without_emptied(resized or {}), int(self._part.image_ids[found]), problems)
 
 
 class EvaluationScenes(Dataset[SceneSample]):
@@ -83,21 +119,27 @@ class EvaluationScenes(Dataset[SceneSample]):
         self._unreadable = unreadable
 
     def __getitem__(self, index: int) -> SceneSample:
-        target = {"image_id": torch.tensor(int(self._part.image_ids[index]))}
+        image_id = int(self._part.image_ids[index])
         try:
-            return SceneSample(self._part.picture(index), target)
+            return SceneSample(self._part.picture(index), {}, image_id)
         except UnreadableImageError as error:
             if self._unreadable == "stop":
                 raise
-            return SceneSample(None, target, (str(error),))
+            return SceneSample(None, {}, image_id, (str(error),))
 
 
 def collate_scenes(samples: Sequence[SceneSample]) -> SceneBatch:
-    readable = [(sample.image, sample.target) for sample in samples if sample.image is not None]
+    readable = [(sample.image, sample) for sample in samples if sample.image is not None]
+    targets = [sample.target or NOTHING for _, sample in readable]
     return SceneBatch(
-        [image for image, _ in readable],
-        [target for _, target in readable],
-        [problem for sample in samples for problem in sample.unreadable],
+        pixels=torch.cat([image.flatten() for image, _ in readable] or [torch.empty(0)]),
+        sizes=[(image.shape[-2], image.shape[-1]) for image, _ in readable],
+        boxes=torch.cat([target["boxes"] for target in targets] or [NOTHING["boxes"]]),
+        labels=torch.cat([target["labels"] for target in targets] or [NOTHING["labels"]]),
+        masks=torch.cat([target["masks"].flatten() for target in targets] or [NOTHING["masks"]]),
+        objects=[len(target["labels"]) for target in targets],
+        image_ids=[sample.image_id for _, sample in readable],
+        unreadable=[problem for sample in samples for problem in sample.unreadable],
     )
 
 

@@ -113,12 +113,11 @@ def evaluate_detector(
     try:
         for batch in batches:
             unreadable += batch.unreadable
-            if not batch.images:
+            if not batch.sizes:
                 continue
             with autocast(processes.device, precision):
                 found = network(batch.to(processes.device).images)
-            ids = [int(target["image_id"]) for target in batch.targets]
-            predictions.add(dict(zip(ids, found, strict=True)))
+            predictions.add(dict(zip(batch.image_ids, found, strict=True)))
     finally:
         network.train(was_training)
     return predictions.score(processes, unreadable)
