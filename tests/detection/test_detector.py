@@ -80,7 +80,7 @@ def test_a_warehouse_is_stored_once_and_shared_as_in_the_classifier(backbone: st
         {name.replace("_", "."): layer.warehouse.name for name, layer in layers.items()}
         for layers in (
             {name: m for name, m in model.named_modules() if isinstance(m, WarehouseLayer)}
-            for model in (detector.backbone_network(), classifier)
+            for model in (detector.backbone.body, classifier)
         )
     ]
     assert users[0].items() <= users[1].items()
@@ -102,17 +102,29 @@ def test_a_copy_shares_no_cells_with_the_original() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in detector.state_dict().items())
 
 
-def test_the_backbone_alone_is_a_network_of_timms(tmp_path: Path) -> None:
-    detector = tiny_detector("kw1x_resnet18").eval()
-    body = detector.backbone_network()
-    images = torch.rand(2, 3, 64, 64)
-    kw.save(body, tmp_path / "body")
+@pytest.mark.parametrize("backbone", ["kw1x_resnet18", "kw1x_small_resnet"])
+@pytest.mark.parametrize("norms", ["trained", "frozen"])
+def test_the_backbone_alone_is_a_network_of_timms(norms: str, backbone: str, tmp_path: Path) -> None:
+    detector = tiny_detector(backbone, norms=norms, frozen_stages=1)
+    train(detector, steps=1)
+    kw.save(detector.eval().backbone_network(), tmp_path / "body")
     alone = kw.load(tmp_path / "body")
+    images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
-        maps = alone(images)
-        assert [tuple(m.shape[1:]) for m in maps] == [(8, 16, 16), (8, 8, 8), (16, 4, 4), (16, 2, 2)]
-        assert all(torch.equal(one, other) for one, other in zip(maps, body(images), strict=True))
-    assert kw.plan_of(alone) == kw.plan_of(kw.create_model("kw1x_resnet18", **TINY_RESNET))
+        for one, other in zip(alone(images), detector.backbone.body(images), strict=True):
+            torch.testing.assert_close(one, other)
+    assert all(parameter.requires_grad for parameter in alone.parameters())
+    assert kw.plan_of(alone).warehouses == kw.plan_of(kw.create_model(backbone, **FAMILIES[backbone])).warehouses
+
+
+def test_the_backbone_alone_serves_a_classifier() -> None:
+    """Pooled features and a linear layer: what a classifier adds to its last map."""
+    network = tiny_detector("kw1x_resnet18", norms="frozen", frozen_stages=4).backbone_network()
+    head = torch.nn.Linear(network.feature_info.channels()[-1], 5)
+    network.train()
+    logits = head(network(torch.rand(4, 3, 64, 64))[-1].mean((2, 3)))
+    torch.nn.functional.cross_entropy(logits, torch.arange(4)).backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
 
 
 def test_a_loaded_detector_can_be_trained_and_saved_again(tmp_path: Path) -> None:

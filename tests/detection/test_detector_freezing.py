@@ -18,7 +18,7 @@ BACKBONES = ["resnet18", "kw1x_resnet18", "od4x_resnet18", "kw1x_convnext_tiny"]
 def stage_maps(detector: Detector, images: Tensor) -> list[Tensor]:
     """The levels that the pyramid takes, in the mode that the detector is in."""
     with torch.no_grad():
-        maps: list[Tensor] = detector.backbone_network()(images)
+        maps: list[Tensor] = detector.backbone.body(images)
     return maps
 
 
@@ -45,7 +45,7 @@ def test_without_the_freezing_the_first_stage_would_move() -> None:
 
 def test_all_parts_of_a_frozen_stage_are_frozen_and_shared_cells_with_them() -> None:
     detector = tiny_detector("kw1x_resnet18", frozen_stages=1)
-    body = detector.backbone_network()
+    body = detector.backbone.body
     assert not any(parameter.requires_grad for parameter in body.get_submodule("layer1").parameters())
     shared = body.get_submodule("layer2.0.conv1")
     assert isinstance(shared, WarehouseLayer)
@@ -66,7 +66,7 @@ def test_all_parts_of_a_frozen_stage_are_frozen_and_shared_cells_with_them() -> 
     [(-1, "conv1.weight"), (0, "layer1.0"), (1, "layer2.0"), (3, "layer4.0"), (4, None)],
 )
 def test_stages_are_counted_after_the_stem(frozen_stages: int, first_trained: str | None) -> None:
-    body = tiny_detector("resnet18", frozen_stages=frozen_stages).backbone_network()
+    body = tiny_detector("resnet18", frozen_stages=frozen_stages).backbone.body
     trained = [name for name, parameter in body.named_parameters() if parameter.requires_grad]
     assert first_trained is None if not trained else trained[0].startswith(str(first_trained))
 
@@ -86,7 +86,7 @@ def test_stages_are_counted_after_the_stem(frozen_stages: int, first_trained: st
 )
 def test_stages_end_where_the_pyramid_takes_its_levels(backbone: str, stages: list[list[str]]) -> None:
     detector = tiny_detector(backbone)
-    names = {id(module): name for name, module in detector.backbone_network().named_modules()}
+    names = {id(module): name for name, module in detector.backbone.body.named_modules()}
     assert [[names[id(unit)] for unit in stage] for stage in detector.backbone.stages()] == stages
 
 
@@ -95,7 +95,7 @@ def test_frozen_norms_are_constants_and_attentions_keep_their_statistics(backbon
     detector = tiny_detector(backbone, norms="frozen")
     if backbone.startswith("kw"):
         kw.set_temperature(detector, 0.0)
-    body = detector.backbone_network()
+    body = detector.backbone.body
     assert not any(isinstance(module, nn.BatchNorm2d) for module in body.modules())
     assert any("Frozen" in type(module).__name__ for module in body.modules())
     running = {name: buffer.clone() for name, buffer in body.named_buffers()}
@@ -118,13 +118,13 @@ def test_frozen_norms_give_what_trained_norms_give_in_evaluation() -> None:
     images = torch.rand(2, 3, 64, 64)
     for one, other in zip(stage_maps(trained.eval(), images), stage_maps(frozen.eval(), images), strict=True):
         torch.testing.assert_close(one, other)
-    assert isinstance(frozen.backbone_network().get_submodule("bn1"), FrozenBatchNorm2d)
+    assert isinstance(frozen.backbone.body.get_submodule("bn1"), FrozenBatchNorm2d)
 
 
 def test_trained_norms_learn_outside_of_frozen_stages_only() -> None:
     detector = tiny_detector("kw1x_resnet18", norms="trained", frozen_stages=1)
     train(detector)
-    body = detector.backbone_network()
+    body = detector.backbone.body
     counts = {name: int(buffer) for name, buffer in body.named_buffers() if name.endswith("num_batches_tracked")}
     for name, count in counts.items():
         assert count == (0 if name.startswith(("bn1", "layer1")) else 2), name

@@ -39,7 +39,7 @@ def test_the_backbone_computes_what_the_classifier_has_learnt(backbone: str, tmp
         kw.set_temperature(classifier, 0.0)
     images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
-        last = detector.backbone_network()(images)[-1]
+        last = detector.backbone.body(images)[-1]
         wanted = classifier.forward_intermediates(images, indices=1, intermediates_only=True)[-1]
     torch.testing.assert_close(last, wanted)
 
@@ -61,7 +61,7 @@ def test_the_best_network_of_a_run_is_taken(tmp_path: Path) -> None:
     kw.save(best, tmp_path / "run" / ".versions" / "best-1")
     (tmp_path / "run" / "best").symlink_to(Path(".versions") / "best-1")
     detector = tiny_detector("resnet18", backbone_weights=tmp_path / "run")
-    assert (detector.backbone_network().get_parameter("conv1.weight") == 0.25).all()
+    assert (detector.backbone.body.get_parameter("conv1.weight") == 0.25).all()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Mask R-CNN, torchvision's, on any convolutional network of the zoo's or timm's."""
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import unfreeze_batch_norm_2d
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -96,9 +98,10 @@ class Detector(MaskRCNN):
         return self.transform.postprocess(found, batch.image_sizes, given)
 
     def backbone_network(self) -> nn.Module:
-        """The backbone without pyramid and heads: timm's network for features, which gives a list of maps. It is the
-        detector's own: what one learns, the other knows."""
-        return self.backbone.body
+        """A copy of the backbone without pyramid and heads: timm's network for features, which gives a list of maps,
+        with batch norms and nothing frozen. `kernelwarehouse.save` and `load` know it as any other network."""
+        network = unfreeze_batch_norm_2d(copy.deepcopy(self.backbone.body))
+        return network.requires_grad_(True).train(self.training)
 
 
 class RoiAlign(MultiScaleRoIAlign):

@@ -48,7 +48,7 @@ def count(row: Result) -> DetectorParameters:
     preset = preset_name(row)
     with torch.device("meta"):
         detector = build_detector(preset, COCO_CLASSES)
-    return DetectorParameters(row, preset, _parameters(detector.backbone_network()), _parameters(detector))
+    return DetectorParameters(row, preset, _parameters(detector.backbone.body), _parameters(detector))
 
 
 def _parameters(model: nn.Module) -> int:
