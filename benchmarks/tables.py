@@ -95,6 +95,17 @@ def training_loop(rows: Sequence[Row]) -> Figures:
     return Figures(["network", "bare images/s", "loop images/s", "kept, on the clock", "kept, CPU time"], lines)
 
 
+def detection(rows: Sequence[Row]) -> Figures:
+    """Time and memory of a detector's step beside those with the static backbone, and whether targets are met."""
+    lines = []
+    for row in rows:
+        cells = [row["name"]]
+        for unit, ratio, target in (("milliseconds", "time ratio", "time"), ("megabytes", "memory ratio", "memory")):
+            cells += [f"{row[unit]['static']:.0f}", f"{row[ratio]:.2f}", verdict(row[ratio], row["most"][target])]
+        lines.append(cells)
+    return Figures(["backbone", "static (ms)", "time", "at most", "static (MB)", "memory", "at most"], lines)
+
+
 def summary(rows: Sequence[Row]) -> dict[str, float]:
     """Shares of layers, and sums over layers, of the choice of strategies against the best there is."""
     layers = sum(row["count"] for row in rows)
@@ -133,6 +144,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], Figures]] = {
     "routing": routing,
     "loader": loader,
     "training_loop": training_loop,
+    "detection": detection,
 }
 
 

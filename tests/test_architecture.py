@@ -13,7 +13,7 @@ from scripts.import_graph import ENTRANCES, PACKAGE, PICTURE, ROOT, edges, floor
 
 import kernelwarehouse as kw
 
-AROUND = {"commands", "compare", "data", "report", "study", "training"}
+AROUND = {"commands", "compare", "data", "detection", "report", "study", "training"}
 """Rooms around the method, which layers, conversion and zoo must do without."""
 METHOD = (
     "attention",

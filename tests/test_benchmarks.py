@@ -9,7 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import breakdown, cases, child, compiled, memory, mixing, page, results, scaling, speed, tables
+from benchmarks import (
+    breakdown,
+    cases,
+    child,
+    compiled,
+    detection,
+    memory,
+    mixing,
+    padding,
+    page,
+    results,
+    scaling,
+    speed,
+    tables,
+)
 from benchmarks.cases import MODES
 from benchmarks.scaling import AXES
 
@@ -282,3 +296,31 @@ def test_compiled_counts_what_is_kept(capsys: pytest.CaptureFixture[str]) -> Non
     static, plain, ours = map(float, re.findall(r"(\d+\.\d) MB", capsys.readouterr().out))
     assert static < ours < 1.25 * static  # the attentions
     assert plain > 3 * static
+
+
+def test_detection_compares_detectors_with_the_static_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask_here(benchmark: str, options: list[str]) -> dict[str, Any]:
+        """Processes of their own take their time to start, and `test_memory_...` has seen them."""
+        assert benchmark == "detection"
+        detection.main(options)
+        return json.loads(capsys.readouterr().out)
+
+    monkeypatch.setattr(child, "ask", ask_here)
+    monkeypatch.setattr(speed, "WARM_UPS", 0)
+    quick = ["--image", "64", "--batch", "1", "--seconds", "0", "--rounds", "1", "--steps", "1"]
+    detection.main(["--preset", "kw1x_small_resnet", *quick, "--out", str(tmp_path / "out.json")])
+    [row] = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert set(row["milliseconds"]) == set(row["megabytes"]) == {"static", "ours"}
+    assert row["time ratio"] == pytest.approx(row["milliseconds"]["ours"] / row["milliseconds"]["static"], abs=0.01)
+    [line] = tables.detection([row]).lines
+    assert line[0] == "kw1x_small_resnet, batch 1 at 64x64"
+    with pytest.raises(SystemExit, match="kw1x_resnet18 is not on resnet50"):
+        detection.main(["--preset", "kw1x_resnet50", "kw1x_resnet18", *quick])
+
+
+def test_padding_prints_a_line_for_every_backbone(capsys: pytest.CaptureFixture[str]) -> None:
+    padding.main(["--backbones", "small_resnet", "kw1x_small_resnet", "--size", "48", "64", "--markdown"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ")[1] for line in lines[2:]] == ["small_resnet", "kw1x_small_resnet"]

@@ -19,7 +19,7 @@ from kernelwarehouse.training.api import train
 from kernelwarehouse.training.recipe import load_recipe
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PACKAGE_OF = {"PIL": "pillow"}
+PACKAGE_OF = {"PIL": "pillow", "faster_coco_eval": "faster-coco-eval"}
 
 
 def test_the_table_is_that_of_the_package() -> None:
@@ -48,7 +48,7 @@ import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("jinja2", "matplotlib", "tensorboard"):
+        if name.partition(".")[0] in ("faster_coco_eval", "jinja2", "matplotlib", "tensorboard"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocked())

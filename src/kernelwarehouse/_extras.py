@@ -5,11 +5,12 @@ from typing import Literal
 
 from kernelwarehouse.errors import MissingExtraError
 
-Extra = Literal["train", "compare"]
+Extra = Literal["train", "compare", "detection"]
 
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "train": ("jinja2", "numpy", "PIL", "tensorboard"),
     "compare": ("matplotlib",),
+    "detection": ("faster_coco_eval", "jinja2", "numpy", "PIL", "tensorboard"),
 }
 """Extra, as in pyproject.toml -> the modules that it brings."""
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 
 from kernelwarehouse._version import __version__
-from kernelwarehouse.commands import comparing, plan, studying, training, zoo
+from kernelwarehouse.commands import comparing, detecting, plan, studying, training, zoo
 from kernelwarehouse.commands.arguments import add_debug
 from kernelwarehouse.errors import KernelWarehouseError, Terminated
 
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     training.add_parsers(commands)
     comparing.add_parser(commands)
     studying.add_parser(commands)
+    detecting.add_parser(commands)
     for each in (parser, *commands.choices.values()):
         add_debug(each)
     return parser

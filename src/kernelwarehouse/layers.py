@@ -16,6 +16,7 @@ from kernelwarehouse.assignment import beta
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.errors import KernelWarehouseError
+from kernelwarehouse.padding import image_mean
 from kernelwarehouse.partition import Partition
 from kernelwarehouse.planning.cells import plan_warehouse
 from kernelwarehouse.planning.plan import PlannedWarehouse
@@ -192,7 +193,8 @@ class _Conv(WarehouseLayer):
             )
         if len(shape) == self.axes + 1:
             return self.forward(x[None])[0]
-        seen = x
+        of_image = image_mean(x)
+        seen = x if of_image is None else of_image
         if self._pad_around is not None:
             x = F.pad(x, self._pad_around, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
         for size, least in zip(x.shape[2:], self.geometry.smallest_input, strict=True):
@@ -294,7 +296,9 @@ class Linear(WarehouseLayer):
         lead = x.shape[:-1]
         batch = lead[0] if lead else 1
         tokens = x.reshape(batch, lead[1:].numel(), self.in_features)
-        pooled = tokens.mean(1) if tokens.shape[1] else tokens.sum(1)  # the mean of nothing is no number
+        pooled = image_mean(x, channels_last=True)
+        if pooled is None:
+            pooled = tokens.mean(1) if tokens.shape[1] else tokens.sum(1)  # the mean of nothing is no number
         out = self._evaluate(tokens, pooled).reshape(*lead, self.out_features)
         return out if self.bias is None else out + self.bias.to(out.dtype)
 

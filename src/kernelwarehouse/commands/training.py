@@ -1,23 +1,30 @@
 """The sub-commands train, eval and predict."""
 
 import argparse
-import tomllib
-from typing import Any
 
 from rich.table import Table
 
 from kernelwarehouse._extras import require
 from kernelwarehouse._terminal import console
 from kernelwarehouse.commands.arguments import path, text
+from kernelwarehouse.commands.running import (
+    WHEN_INTERRUPTED,
+    add_model_arguments,
+    add_reading,
+    add_recipe_overrides,
+    add_reports,
+    model_arguments,
+    recipe_overrides,
+    run_options,
+)
 from kernelwarehouse.data import open_dataset
-from kernelwarehouse.errors import ConfigError, RecipeError, TrainingError
+from kernelwarehouse.errors import ConfigError, TrainingError
 from kernelwarehouse.report.run import write_run_report
 from kernelwarehouse.training.api import train
 from kernelwarehouse.training.distributed import is_main_process, join_processes
 from kernelwarehouse.training.predict import open_trained, read_pictures
 from kernelwarehouse.training.progress import Display
-from kernelwarehouse.training.recipe import Recipe, load_recipe, parse_override, recipe_names
-from kernelwarehouse.training.run import RunOptions
+from kernelwarehouse.training.recipe import Recipe, load_recipe, recipe_names
 
 
 def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -57,35 +64,14 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         "--data-root", type=path, default=".", metavar="DIR", help="where a torchvision set lies (default: here)"
     )
     parser.add_argument("--download", action="store_true", help="let torchvision fetch the set if it is not there")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes that read images (default: by the cores)")
-    parser.add_argument(
-        "--unreadable", choices=("stop", "skip"), default="stop", help="at an image that cannot be read (default: stop)"
-    )
-    parser.add_argument("--device", default="", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
+    add_reading(parser)
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a name of the zoo or of timm, such as kw1x_resnet18 or resnet18")
     _add_data(parser)
     parser.add_argument("--recipe", required=True, help=f"{', '.join(recipe_names())}, or your own .toml file")
-    parser.add_argument("--output", required=True, type=path, metavar="DIR", help="where the run is kept")
-    parser.add_argument("--epochs", type=int, metavar="N", help="instead of the recipe's")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="instead of the recipe's; over all processes")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="override any other field of the recipe, as in --set learning_rate=0.05; repeatable",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides everything random (default: 0)")
-    parser.add_argument(
-        "--device-batch-size",
-        type=int,
-        default=0,
-        metavar="N",
-        help="images a process takes at once, with gradients adding up (default: its whole share of a batch)",
-    )
+    add_recipe_overrides(parser)
     parser.add_argument(
         "--from",
         dest="weights",
@@ -93,36 +79,14 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="start from a saved network's weights; those of a static network become the cells of its twin",
     )
-    parser.add_argument(
-        "--model-arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="pass an argument to the network's maker, as in --model-arg img_size=64; repeatable",
-    )
-    parser.add_argument(
-        "--checkpoint-seconds",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="after so long, the next report writes a checkpoint; the end of an epoch always does (default: 300)",
-    )
-    parser.add_argument(
-        "--report-every", type=int, default=20, metavar="STEPS", help="steps between reports (default: 20)"
-    )
-    parser.set_defaults(run=run_train, when_interrupted="; the same command resumes the run from its last checkpoint")
+    add_model_arguments(parser, "img_size=64")
+    add_reports(parser)
+    parser.set_defaults(run=run_train, when_interrupted=WHEN_INTERRUPTED)
 
 
 def run_train(arguments: argparse.Namespace) -> int:
     require("train", "training")  # before data are opened, which may mean to fetch them
-    options = RunOptions(
-        seed=arguments.seed,
-        workers=arguments.workers,
-        device_batch_size=arguments.device_batch_size,
-        checkpoint_seconds=arguments.checkpoint_seconds,
-        report_every=arguments.report_every,
-        unreadable=arguments.unreadable,
-    )
+    options = run_options(arguments)
     data = open_dataset(arguments.data, root=arguments.data_root, download=arguments.download)
     folder = train(
         arguments.model,
@@ -130,7 +94,7 @@ def run_train(arguments: argparse.Namespace) -> int:
         resolve_recipe(arguments),
         arguments.output,
         options=options,
-        arguments=dict(_parse_model_argument(given) for given in arguments.model_arg),
+        arguments=model_arguments(arguments),
         weights=arguments.weights,
         device=arguments.device,
     )
@@ -145,27 +109,8 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 def resolve_recipe(arguments: argparse.Namespace) -> Recipe:
     """The recipe for this network with what the command line overrides."""
-    overrides = dict(parse_override(given) for given in arguments.set)
-    for name in ("epochs", "batch_size"):
-        value = getattr(arguments, name)
-        if value is None:
-            continue
-        if name in overrides:
-            raise RecipeError(
-                f"{name} is given twice, by an option of its own (={value}) and by --set; use one of them"
-            )
-        overrides[name] = value
+    overrides = recipe_overrides(arguments, Recipe)
     return load_recipe(arguments.recipe).for_model(arguments.model).with_overrides(overrides)
-
-
-def _parse_model_argument(given: str) -> tuple[str, Any]:
-    name, equals, value = given.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"--model-arg {given!r} must look like name=value")
-    try:
-        return name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name, value
 
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from kernelwarehouse.assemble import Geometry, apply_kernels
 from kernelwarehouse.config import check_positive
 from kernelwarehouse.errors import ConvertError
+from kernelwarehouse.padding import image_mean
 from kernelwarehouse.partition import Partition
 
 KERNEL_NUMBERS_AT_ONCE = 2 << 20
@@ -31,8 +32,9 @@ def geometry_of(layer: nn.Conv2d | nn.Linear) -> Geometry:
 
 
 def pooled(x: Tensor) -> Tensor:
-    """Global average pooling: `[batch, channels, *space]` -> `[batch, channels]`."""
-    return x.flatten(2).mean(2)
+    """Global average pooling: `[batch, channels, *space]` -> `[batch, channels]`; of padded images, over the image."""
+    of_image = image_mean(x)
+    return x.flatten(2).mean(2) if of_image is None else of_image
 
 
 def convolve(x: Tensor, make_kernels: Callable[..., Tensor], controls: Sequence[Tensor], geometry: Geometry) -> Tensor:

@@ -51,12 +51,21 @@ class HeatMap:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """A picture that something was drawn on."""
+
+    caption: str
+    picture: str
+
+
+@dataclass(frozen=True)
 class Section:
-    """Predictions or heat maps of one run, under a heading."""
+    """Predictions, drawings or heat maps of one run, under a heading."""
 
     title: str
     explanation: str
     predictions: list[Prediction] = field(default_factory=list)
+    drawings: list[Drawing] = field(default_factory=list)
     heat_maps: list[HeatMap] = field(default_factory=list)
 
 

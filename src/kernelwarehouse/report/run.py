@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from PIL import Image
@@ -18,7 +18,7 @@ from kernelwarehouse.report.pictures import data_uri, signed_heat_map
 from kernelwarehouse.training.metrics import read_metrics
 from kernelwarehouse.training.predict import open_trained
 from kernelwarehouse.training.run_folder import RunFolder
-from kernelwarehouse.training.settings import RunSettings
+from kernelwarehouse.training.settings import EngineSettings, RunSettings
 
 SAMPLE_PREDICTIONS = 12
 ATTENTION_IMAGES = 64
@@ -58,7 +58,7 @@ class RunSummary:
 
 def summarise_run(folder: RunFolder, data: DataSet) -> RunSummary:
     settings = folder.read_settings()
-    steps, epochs = (_lines(folder, kind, names) for kind, names in REPORTED.items())
+    steps, epochs = (reported(folder, kind, names) for kind, names in REPORTED.items())
     trained = open_trained(folder.path)
     images, truths = _some_images(data)
     shown = range(0, len(images), max(1, len(images) // SAMPLE_PREDICTIONS))[:SAMPLE_PREDICTIONS]
@@ -74,7 +74,7 @@ def summarise_run(folder: RunFolder, data: DataSet) -> RunSummary:
     )
 
 
-def _lines(folder: RunFolder, kind: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
+def reported(folder: RunFolder, kind: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
     """The reports of a kind, with all that a page shows of them."""
     lines = [line for line in read_metrics(folder.metrics_path) if line["kind"] == kind]
     for name in names:
@@ -89,11 +89,15 @@ def _lines(folder: RunFolder, kind: str, names: tuple[str, ...]) -> list[dict[st
     return lines
 
 
+def spread(count: int, wanted: int) -> list[int]:
+    """So many numbers below `count`, from all over."""
+    return sorted(set(np.linspace(0, count - 1, wanted).round().astype(int).tolist()))
+
+
 def _some_images(data: DataSet) -> tuple[list[Image.Image], list[str]]:
     """Validation images from all over the set, with their classes; unreadable ones are passed over."""
-    count = len(data.validation.labels)
     images, truths = [], []
-    for number in sorted(set(np.linspace(0, count - 1, ATTENTION_IMAGES).round().astype(int).tolist())):
+    for number in spread(len(data.validation.labels), ATTENTION_IMAGES):
         try:
             images.append(data.validation.load(number))
         except UnreadableImageError:
@@ -121,7 +125,7 @@ def runs_page(title: str, summary: str, runs: Sequence[RunSummary]) -> Page:
         for run in runs
     ]
     sections += [_map_section(run) for run in runs if run.maps]
-    return Page(title, summary, result_table(runs), _charts(runs), sections, _settings_table(runs))
+    return Page(title, summary, result_table(runs), _charts(runs), sections, settings_table(runs))
 
 
 def result_table(runs: Sequence[RunSummary]) -> Table:
@@ -142,27 +146,49 @@ def result_table(runs: Sequence[RunSummary]) -> Table:
     return Table(["", *(run.name for run in runs)], rows)
 
 
-def _charts(runs: Sequence[RunSummary]) -> list[Chart]:
-    def curves(lines: str, value: str, name: str = "") -> list[Series]:
-        return [
-            Series(
-                f"{run.name}{name}",
-                [
-                    (line["step"] * run.settings.recipe.epochs / run.epochs[-1]["step"], line[value])
-                    for line in getattr(run, lines)
-                    if line[value] is not None and isfinite(line[value])  # losses are not, if a network goes astray
-                ],
-            )
-            for run in runs
-        ]
+class Curved(Protocol):
+    """A run whose reports can be drawn over its epochs."""
 
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> EngineSettings: ...
+    @property
+    def steps(self) -> list[dict[str, Any]]: ...
+    @property
+    def epochs(self) -> list[dict[str, Any]]: ...
+
+
+def curves(runs: Sequence[Curved], lines: Literal["steps", "epochs"], value: str) -> list[Series]:
+    """A value of each run's step or epoch reports, over epochs."""
     return [
-        Chart("Validation accuracy, top-1", "epoch", curves("epochs", "top1"), percent=True),
-        Chart("Training loss", "epoch", curves("steps", "loss")),
-        Chart("Validation loss", "epoch", curves("epochs", "loss")),
-        Chart("Temperature tau", "epoch", curves("steps", "tau")),
-        Chart("Learning rate", "epoch", curves("steps", "learning_rate")),
-        Chart("Images per second", "epoch", curves("steps", "images_per_second")),
+        Series(
+            run.name,
+            [
+                (line["step"] * run.settings.recipe.epochs / run.epochs[-1]["step"], line[value])
+                for line in getattr(run, lines)
+                if line[value] is not None and isfinite(line[value])  # losses are not, if a network goes astray
+            ],
+        )
+        for run in runs
+    ]
+
+
+def _charts(runs: Sequence[RunSummary]) -> list[Chart]:
+    return [
+        Chart("Validation accuracy, top-1", "epoch", curves(runs, "epochs", "top1"), percent=True),
+        Chart("Training loss", "epoch", curves(runs, "steps", "loss")),
+        Chart("Validation loss", "epoch", curves(runs, "epochs", "loss")),
+        *step_charts(runs),
+    ]
+
+
+def step_charts(runs: Sequence[Curved]) -> list[Chart]:
+    """What the steps of every task report."""
+    return [
+        Chart("Temperature tau", "epoch", curves(runs, "steps", "tau")),
+        Chart("Learning rate", "epoch", curves(runs, "steps", "learning_rate")),
+        Chart("Images per second", "epoch", curves(runs, "steps", "images_per_second")),
     ]
 
 
@@ -183,8 +209,8 @@ def _heat_map(attention: AttentionMap) -> HeatMap:
     return HeatMap(attention.layer, note, data_uri(signed_heat_map(attention.mean, limit)))
 
 
-def _settings_table(runs: Sequence[RunSummary]) -> Table:
-    def flat(settings: RunSettings) -> dict[str, str]:
+def settings_table(runs: Sequence[Curved]) -> Table:
+    def flat(settings: EngineSettings) -> dict[str, str]:
         values = settings.as_dict()
         recipe = {f"recipe: {name}": value for name, value in values["recipe"].items()}
         own = {name: value for name, value in values.items() if name not in ("recipe", "fingerprint")}

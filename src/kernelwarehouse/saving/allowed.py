@@ -16,7 +16,7 @@ import timm
 import torchvision
 from torch import nn
 
-from kernelwarehouse.builder import WEIGHT_ARGUMENTS
+from kernelwarehouse.builder import LIBRARIES_HERE, WEIGHT_ARGUMENTS, makers
 from kernelwarehouse.errors import CheckpointError
 
 _NAME = re.compile(r"\w+(\.\w+)?", re.ASCII)  # timm's names may end in the tag of their weights, which are not read
@@ -27,8 +27,12 @@ _NEVER = WEIGHT_ARGUMENTS | {"self", "args", "kwargs", "device", "dtype", "weigh
 
 def check_builder(library: Any, name: Any, arguments: Any) -> None:
     """Refuse everything but a network that timm or torchvision registers, with arguments of its class."""
+    if library in LIBRARIES_HERE:
+        _check_made_here(library, name, arguments)
+        return
     if library not in ("timm", "torchvision"):
-        raise CheckpointError(f"models of library {library!r} cannot be built here; there are timm and torchvision")
+        known_libraries = ", ".join(("timm", "torchvision", *sorted(LIBRARIES_HERE)))
+        raise CheckpointError(f"models of library {library!r} cannot be built here; there are {known_libraries}")
     if not isinstance(name, str) or not _NAME.fullmatch(name) or not _is_registered(library, name):
         raise CheckpointError(f"{library} has no model {name!r}; the plain name of a registered one is wanted")
     if not isinstance(arguments, dict):
@@ -40,6 +44,24 @@ def check_builder(library: Any, name: Any, arguments: Any) -> None:
         if not _is_plain(value):
             raise CheckpointError(
                 f"argument {key!r} of {library}'s {name!r} is {value!r}; numbers, words and lists of them are wanted"
+            )
+
+
+def _check_made_here(library: str, name: Any, arguments: Any) -> None:
+    """A model around a network: the network as any other, the rest plain values for the function that makes it."""
+    known_names = makers(library)
+    if not isinstance(name, str) or name not in known_names:
+        raise CheckpointError(f"{library} has no model {name!r}; there is {', '.join(known_names)}")
+    known = signature(known_names[name].make).parameters.keys()
+    if not isinstance(arguments, dict) or not {"backbone", "arguments"} <= arguments.keys() <= known:
+        wanted = ", ".join(known)
+        raise CheckpointError(f"the arguments of {name!r} are {arguments!r}; some of {wanted} are wanted")
+    check_builder("timm", arguments["backbone"], arguments["arguments"])
+    for key, value in arguments.items():
+        inner = value.values() if isinstance(value, dict) else [value]
+        if not all(map(_is_plain, inner)):
+            raise CheckpointError(
+                f"argument {key!r} of {name!r} is {value!r}; numbers, words and lists of them are wanted"
             )
 
 

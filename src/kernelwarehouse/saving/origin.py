@@ -14,7 +14,7 @@ import torchvision
 from timm.layers import DropPath
 from torch import nn
 
-from kernelwarehouse.builder import builder_of, remember_builder
+from kernelwarehouse.builder import LIBRARIES_HERE, builder_of, makers, remember_builder
 from kernelwarehouse.conversion import plan_of
 from kernelwarehouse.drop_path import drop_evenly, even_rate
 from kernelwarehouse.errors import CheckpointError, ConfigError
@@ -25,9 +25,9 @@ from kernelwarehouse.saving.structure import Structure, difference, structure
 
 @dataclass(frozen=True)
 class Architecture:
-    """A registered builder of timm's or torchvision's and its arguments. Nothing else can be written down here: see
-    `kernelwarehouse.saving.allowed`. `even_drop_path` is the chance with which every residual branch is dropped in
-    training, where that is not the builder's rule."""
+    """A registered builder of timm's, torchvision's or a room of this library, and its arguments. Nothing else can be
+    written down here: see `kernelwarehouse.saving.allowed`. `even_drop_path` is the chance with which every residual
+    branch is dropped in training, where that is not the builder's rule."""
 
     library: str
     name: str
@@ -71,6 +71,8 @@ class Architecture:
 
     def _from_library(self) -> nn.Module:
         try:
+            if self.library in LIBRARIES_HERE:
+                return makers(self.library)[self.name].make(**self.arguments)
             if self.library == "timm":
                 model = timm.create_model(self.name, pretrained=False, **self.arguments)
                 if builder_of(model) is None:  # to be saved again
@@ -89,12 +91,13 @@ class Architecture:
         """A new model, converted by the plan. Networks of the compared methods come with their plan, if they have one,
         and so do those of the zoo in files of format 1."""
         model = self.build()
-        own = plan_of(model)
+        part = makers(self.library)[self.name].network if self.library in LIBRARIES_HERE else ""
+        own = plan_of(model.get_submodule(part))
         if placement is None or own == placement.plan:
             return model
         if own is not None:
             raise CheckpointError(f"{self.name} is planned in another way by this version than the stored plan says")
-        return placement.apply(model)
+        return placement.apply(model, part)
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,10 @@ def _without_memory(architecture: Architecture, placement: Placement | None) -> 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Library, name and arguments of builders, the likeliest first."""
     remembered, config = builder_of(model), _pretrained_config(model)
-    of_timm = [] if remembered is None else [remembered]
+    if remembered is not None and remembered.library != "timm":
+        yield remembered.library, remembered.name, remembered.arguments
+        return
+    of_timm = [] if remembered is None else [(remembered.name, remembered.arguments)]
     if config.get("architecture"):
         of_timm.append((config["architecture"], _timm_arguments(model)))
     classes = _classifier_width(model)

@@ -26,13 +26,19 @@ class Placement:
         """Every layer under the name that the plan gives it."""
         return cls(plan, {layer.spec.name: layer.spec.name for layer in plan.layers})
 
-    def apply(self, model: nn.Module) -> nn.Module:
-        """Convert a new, static model in place."""
+    def apply(self, model: nn.Module, part: str = "") -> nn.Module:
+        """Convert a new, static model in place, or the named part of it that the plan is for."""
         check_model(model)
+        inside = f"{part}." if part else ""
         for layer in self.plan.layers:
-            if layer.spec.name in self.names:
-                _check_layer(model, self.names[layer.spec.name], layer.spec)
-        return apply_plan(model, self.plan, self.names)
+            name = self.names.get(layer.spec.name)
+            if name is not None:
+                if not name.startswith(inside):
+                    raise PlanError(f"the plan is for another model: it converts {name!r}, which is not in {part!r}")
+                _check_layer(model, name, layer.spec)
+        names = {planned: name.removeprefix(inside) for planned, name in self.names.items()}
+        converted = apply_plan(model.get_submodule(part), self.plan, names)
+        return model if part else converted
 
 
 def find_placement(model: nn.Module) -> tuple[Placement | None, str | None]:

@@ -8,7 +8,6 @@ from kernelwarehouse.data.images import DataSet
 from kernelwarehouse.errors import DataError, UnreadableImageError
 from kernelwarehouse.training.augment import training_transform
 from kernelwarehouse.training.distributed import join_processes
-from kernelwarehouse.training.loading import Unreadable
 from kernelwarehouse.training.network import build_network, check_fits
 from kernelwarehouse.training.precision import require_precision
 from kernelwarehouse.training.progress import Display
@@ -16,6 +15,7 @@ from kernelwarehouse.training.recipe import Recipe
 from kernelwarehouse.training.run import Run, RunOptions
 from kernelwarehouse.training.run_folder import RunFolder
 from kernelwarehouse.training.settings import RunSettings
+from kernelwarehouse.training.task import Unreadable
 
 
 def train(

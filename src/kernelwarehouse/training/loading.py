@@ -2,9 +2,9 @@
 
 import os
 import signal
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from kernelwarehouse.data.seeds import derive_seed, seed_generators
 from kernelwarehouse.errors import ConfigError, DataError, KernelWarehouseError, UnreadableImageError
 from kernelwarehouse.training.augment import Transform
 from kernelwarehouse.training.distributed import Processes
+from kernelwarehouse.training.task import Unreadable
 
-Unreadable = Literal["stop", "skip"]
 MOST_WORKERS = 8
 MOST_WORKERS_ASKED = 256
 BATCHES_AHEAD = 4
@@ -25,6 +25,10 @@ BATCHES_AHEAD = 4
 # What ends a run is for its main process to decide. Workers that ended by themselves would take it with them, halfway
 # through a step, and print tracebacks.
 LEFT_TO_THE_MAIN_PROCESS = (signal.SIGINT, signal.SIGTERM)
+
+
+Result = TypeVar("Result")
+Collate = Callable[[Sequence[Any]], Any]
 
 
 class Sample(NamedTuple):
@@ -56,19 +60,25 @@ class TrainingImages(Dataset[Sample]):
 
     def __getitem__(self, place: tuple[int, int]) -> Sample:
         epoch, index = place
-        problems: list[str] = []
-        count = len(self._images.labels)
-        for candidate in ((index + offset) % count for offset in range(count)):
-            try:
-                image = self._images.load(candidate)
-            except UnreadableImageError as error:
-                if self._unreadable == "stop":
-                    raise
-                problems.append(str(error))
-                continue
-            seed_generators(derive_seed("augment", self._seed, epoch, candidate))
-            return Sample(self._transform(image), int(self._images.labels[candidate]), tuple(problems))
-        raise DataError(f"none of the {count} training images can be read; the first: {problems[0]}")
+        found, image, problems = read_or_next(self._images.load, index, len(self._images.labels), self._unreadable)
+        seed_generators(derive_seed("augment", self._seed, epoch, found))
+        return Sample(self._transform(image), int(self._images.labels[found]), problems)
+
+
+def read_or_next(
+    read: Callable[[int], Result], index: int, count: int, unreadable: Unreadable
+) -> tuple[int, Result, tuple[str, ...]]:
+    """What is read at this index, or with "skip" at the next one that can be read, where that is, and what could not be
+    read before it."""
+    problems: list[str] = []
+    for candidate in ((index + offset) % count for offset in range(count)):
+        try:
+            return candidate, read(candidate), tuple(problems)
+        except UnreadableImageError as error:
+            if unreadable == "stop":
+                raise
+            problems.append(str(error))
+    raise DataError(f"none of the {count} training images can be read; the first: {problems[0]}")
 
 
 class EvaluationImages(Dataset[Sample]):
@@ -102,7 +112,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
     )
 
 
-def read_batches(loader: "DataLoader[Sample]") -> Generator[Batch, None, None]:
+def read_batches(loader: "DataLoader[Any]") -> Generator[Any, None, None]:
     """The loader's batches. An error of ours in a worker comes as in this process, without the worker's traceback.
 
     To be closed by who reads them: workers leave SIGTERM to the main process, and so have to be told that they can go.
@@ -160,14 +170,18 @@ def default_workers(processes: Processes) -> int:
 
 
 def training_loader(
-    images: TrainingImages, batches: TrainingBatches, workers: int, processes: Processes
-) -> DataLoader[Sample]:
+    samples: Dataset[Any],
+    batches: TrainingBatches,
+    workers: int,
+    processes: Processes,
+    collate_fn: Collate = collate,
+) -> DataLoader[Any]:
     """All micro-batches from `batches.start_step` to the end of the run, so that workers read on across epochs."""
     return DataLoader(
-        images,
+        samples,
         batch_sampler=batches,
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=collate_fn,
         worker_init_fn=ignore_signals,
         pin_memory=processes.device.type == "cuda",
         prefetch_factor=BATCHES_AHEAD if workers else None,
@@ -175,15 +189,20 @@ def training_loader(
 
 
 def evaluation_loader(
-    images: EvaluationImages, count: int, batch_size: int, workers: int, processes: Processes
-) -> DataLoader[Sample]:
-    """This process's share of `count` images."""
+    samples: Dataset[Any],
+    count: int,
+    batch_size: int,
+    workers: int,
+    processes: Processes,
+    collate_fn: Collate = collate,
+) -> DataLoader[Any]:
+    """This process's share of `count` samples."""
     return DataLoader(
-        images,
+        samples,
         batch_size=batch_size,
         sampler=EvaluationShare(count, rank=processes.rank, world_size=processes.world_size),
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=collate_fn,
         worker_init_fn=ignore_signals,
         pin_memory=processes.device.type == "cuda",
     )

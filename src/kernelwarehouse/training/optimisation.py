@@ -7,7 +7,7 @@ from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from timm.models.convnext import ConvNeXtBlock
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
-from timm.scheduler import create_scheduler_v2
+from timm.scheduler import MultiStepLRScheduler, create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.errors import RecipeError
 from kernelwarehouse.step_sizes import divided, logit_parameters
-from kernelwarehouse.training.recipe import Recipe
+from kernelwarehouse.training.recipe import EngineRecipe, Recipe
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def undecayed_parameters(model: nn.Module, recipe: Recipe) -> set[str]:
+def undecayed_parameters(model: nn.Module, recipe: EngineRecipe) -> set[str]:
     """Names of parameters without weight decay, beyond the norms and biases that timm leaves out by itself.
 
     The network's own wishes (position embeddings and the like), and, unless the recipe wants them decayed, the layers
@@ -39,7 +39,7 @@ def undecayed_parameters(model: nn.Module, recipe: Recipe) -> set[str]:
     return names
 
 
-def decay_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+def decay_groups(model: nn.Module, recipe: EngineRecipe) -> list[dict[str, Any]]:
     """The parameters in a group without weight decay and one with it."""
     groups: list[dict[str, Any]] = param_groups_weight_decay(
         model, recipe.weight_decay, no_weight_decay_list=undecayed_parameters(model, recipe)
@@ -66,7 +66,7 @@ def match_steps(groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str
     ]
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
+def make_optimizer(model: nn.Module, recipe: EngineRecipe) -> Optimizer:
     groups = decay_groups(model, recipe)
     if recipe.matched_steps:
         groups = match_steps(groups, model)
@@ -81,14 +81,25 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         ) from error
 
 
-def make_schedule(optimizer: Optimizer, recipe: Recipe, steps_per_epoch: int) -> Scheduler:
+def make_schedule(optimizer: Optimizer, recipe: EngineRecipe, steps_per_epoch: int) -> Scheduler:
     """Call `step_update(n)` when n steps are done."""
+    drops = recipe.drops
+    if recipe.schedule == "step" and isinstance(drops, tuple):
+        return MultiStepLRScheduler(
+            optimizer,
+            decay_t=[epoch * steps_per_epoch + 1 for epoch in drops],  # timm's own count is one step ahead
+            decay_rate=recipe.decay_factor,
+            warmup_t=round(recipe.warmup_epochs * steps_per_epoch),
+            warmup_lr_init=recipe.warmup_learning_rate,
+            warmup_prefix=False,
+            t_in_epochs=False,
+        )
     after_warmup = recipe.schedule == "cosine" and recipe.cosine_after_warmup
     schedule, _ = create_scheduler_v2(
         optimizer,
         sched=recipe.schedule,
         num_epochs=recipe.epochs - after_warmup * recipe.warmup_epochs,  # type: ignore[arg-type]  # a part of an epoch is fine
-        decay_epochs=recipe.decay_every,
+        decay_epochs=drops if isinstance(drops, int) else 0,
         decay_rate=recipe.decay_factor,
         min_lr=recipe.min_learning_rate,
         warmup_epochs=recipe.warmup_epochs,  # type: ignore[arg-type]  # here as well

@@ -18,13 +18,14 @@ from kernelwarehouse.training.distributed import Processes
 from kernelwarehouse.training.evaluate import Evaluation, evaluate
 from kernelwarehouse.training.loading import (
     EvaluationImages,
-    Unreadable,
     check_workers,
     default_workers,
     evaluation_loader,
     read_batches,
 )
-from kernelwarehouse.training.run_folder import RunFolder
+from kernelwarehouse.training.run_folder import open_run
+from kernelwarehouse.training.settings import RunSettings
+from kernelwarehouse.training.task import Unreadable
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,9 @@ class TrainedNetwork:
 
 def open_trained(path: str | Path) -> TrainedNetwork:
     """The best network of a run, or the one in `RUN/best` or `RUN/last`."""
-    path = Path(path)
-    folder = RunFolder(path.parent if path.name in ("best", "last") and not (path / "run.json").exists() else path)
-    settings = folder.read_settings()
+    settings, network = open_run(path, RunSettings)
     return TrainedNetwork(
-        load(folder.network() if folder.path == path else path),
+        load(network),
         settings.classes,
         settings.image_size,
         settings.recipe.evaluation_crop,

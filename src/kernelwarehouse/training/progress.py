@@ -1,10 +1,17 @@
 """What a user sees while a run goes on: a bar in a terminal, plain lines in a log."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+
+def accuracies_told(values: dict[str, Any]) -> list[str]:
+    """The evaluation of a classifier, in words."""
+    shares = [f"top-1 {values['top1']:.2%}", f"top-5 {values['top5']:.2%}"]
+    return [*shares, f"loss {values['loss']:.4f} (training {values['training_loss']:.4f})"]
 
 
 class Display:
@@ -45,9 +52,9 @@ class Display:
         else:
             self.say(self._between.join([f"epoch {epoch}", f"step {step}/{self._steps}", numbers]))
 
-    def epoch(self, epoch: str, values: dict[str, Any]) -> None:
-        parts = [f"epoch {epoch}", f"top-1 {values['top1']:.2%}", f"top-5 {values['top5']:.2%}"]
-        parts += [f"loss {values['loss']:.4f} (training {values['training_loss']:.4f})"]
+    def epoch(self, epoch: str, values: dict[str, Any], told: Sequence[str] = ()) -> None:
+        """`told` is what the evaluation gave, in words; without it, accuracies are told."""
+        parts = [f"epoch {epoch}", *(told or accuracies_told(values))]
         parts += ["best so far"] if values["best"] else []
         self.say(self._between.join(parts))
 

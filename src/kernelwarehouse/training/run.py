@@ -1,4 +1,4 @@
-"""A whole run: data, steps, evaluation, checkpoints, metrics. Started again, it goes on where it was."""
+"""A whole run of any task: steps, evaluation, checkpoints, metrics. Started again, it goes on where it was."""
 
 import time
 from collections.abc import Generator, Iterator
@@ -12,16 +12,11 @@ from torch import Tensor, nn
 
 from kernelwarehouse.assemble import route_table
 from kernelwarehouse.data.batches import TrainingBatches
-from kernelwarehouse.data.images import DataSet, Images
-from kernelwarehouse.errors import CheckpointError, ConfigError, DataError, DivergedError, Terminated, TrainingError
-from kernelwarehouse.training.augment import evaluation_transform, training_transform
+from kernelwarehouse.data.images import DataSet
+from kernelwarehouse.errors import CheckpointError, ConfigError, DivergedError, Terminated, TrainingError
+from kernelwarehouse.training.classification import Classification
 from kernelwarehouse.training.distributed import Processes
-from kernelwarehouse.training.evaluate import Evaluation, evaluate
 from kernelwarehouse.training.loading import (
-    Batch,
-    EvaluationImages,
-    TrainingImages,
-    Unreadable,
     check_workers,
     default_workers,
     evaluation_loader,
@@ -30,9 +25,10 @@ from kernelwarehouse.training.loading import (
 )
 from kernelwarehouse.training.metrics import MetricsLog
 from kernelwarehouse.training.progress import Display
-from kernelwarehouse.training.recipe import Recipe
+from kernelwarehouse.training.recipe import EngineRecipe
 from kernelwarehouse.training.run_folder import STATE_FILE, RunFolder
-from kernelwarehouse.training.settings import RunSettings
+from kernelwarehouse.training.settings import EngineSettings, RunSettings
+from kernelwarehouse.training.task import Evaluated, ReadTogether, Task, Unreadable
 from kernelwarehouse.training.termination import Termination
 from kernelwarehouse.training.trainer import Trainer
 
@@ -62,7 +58,7 @@ class RunOptions:
         check_workers(self.workers)
 
 
-def accumulation_parts(recipe: Recipe, options: RunOptions, processes: Processes) -> int:
+def accumulation_parts(recipe: EngineRecipe, options: RunOptions, processes: Processes) -> int:
     """Into how many micro-batches each process cuts its share of a batch."""
     share, rest = divmod(recipe.batch_size, processes.world_size)
     size = options.device_batch_size or share
@@ -85,21 +81,21 @@ class Report(NamedTuple):
 
 
 class Run:
-    """One run of one model on one data set, as its settings say."""
+    """One run of one model on one task, as its settings say. A data set stands for the task of telling its classes
+    apart."""
 
     def __init__(
         self,
         model: nn.Module,
-        data: DataSet,
-        settings: RunSettings,
+        task: Task[Any] | DataSet,
+        settings: EngineSettings,
         folder: RunFolder,
         *,
         options: RunOptions,
         processes: Processes,
         display: Display,
     ) -> None:
-        self.train_images = _training_split(data)
-        self.data = data
+        self.task = task if isinstance(task, Task) else _classifying(task, settings)
         self.settings = settings
         self.recipe = recipe = settings.recipe
         self.folder = folder
@@ -110,7 +106,7 @@ class Run:
         self.workers = default_workers(processes) if options.workers is None else options.workers
         self.parts = accumulation_parts(recipe, options, processes)
         self.batches = TrainingBatches(
-            len(self.train_images.labels),
+            self.task.training_count,
             recipe.batch_size,
             recipe.epochs,
             settings.seed,
@@ -121,22 +117,27 @@ class Run:
         self.trainer = Trainer(
             model,
             recipe,
-            classes=len(data.classes),
+            objective=self.task.objective(),
             steps_per_epoch=self.batches.steps_per_epoch,
             seed=settings.seed,
             processes=processes,
         )
         # Part of the checkpoint: the losses since the last report and their sum over the epoch before that, whether the
-        # epoch has still to be evaluated, the best accuracy, and the images that could not be read.
+        # epoch has still to be evaluated, the best value, and the images that could not be read.
         self.losses: list[Tensor] = []
         self.loss_sum = 0.0
         self.evaluation_due = False
-        self.best_top1 = -1.0
+        self.best = -1.0
         self.unreadable: set[str] = set()
         # How layers are evaluated here, and what each process has told of that: another way rounds otherwise.
         self.routes: route_table.Choices = {}
         self.shared_routes: list[dict[str, Any]] = []
         self._problems: list[str] = []
+
+    @property
+    def _best_name(self) -> str:
+        """In a checkpoint."""
+        return f"best_{self.task.best_by}"
 
     def train(self) -> None:
         """Start the run, or resume it, and train to the end of the last epoch.
@@ -175,7 +176,7 @@ class Run:
         self.trainer.load_state_dict(state["trainer"])
         try:
             self.loss_sum = float(state["loss_sum"])
-            self.best_top1 = float(state["best_top1"])
+            self.best = float(state[self._best_name])
             self.unreadable = {str(problem) for problem in state["unreadable"]}
             # Not in the checkpoints of runs before format 2, which were written only where neither is pending.
             losses = torch.tensor(state.get("losses", []), dtype=torch.float64, device=self.processes.device)
@@ -197,12 +198,12 @@ class Run:
 
     def train_and_report(self) -> Generator[Report, None, None]:
         """Take all steps that are left, evaluate after every epoch and write checkpoints; yield what to log."""
-        transform = training_transform(self.recipe, self.settings.image_size)
-        images = TrainingImages(self.train_images, transform, self.settings.seed, self.options.unreadable)
-        with closing(read_batches(training_loader(images, self.batches, self.workers, self.processes))) as parts:
+        samples = self.task.training_samples(self.settings.seed, self.options.unreadable)
+        loader = training_loader(samples, self.batches, self.workers, self.processes, self.task.collate)
+        with closing(read_batches(loader)) as parts:
             yield from self._train_on(parts)
 
-    def _train_on(self, parts: Iterator[Batch]) -> Iterator[Report]:
+    def _train_on(self, parts: Iterator[ReadTogether]) -> Iterator[Report]:
         timed, clock, saved = 0, time.monotonic(), time.monotonic()
         while self.evaluation_due or self.trainer.steps_done < self.batches.steps:
             self.termination.check_interrupt()
@@ -224,7 +225,7 @@ class Run:
                 self._write_last()
                 clock = saved = time.monotonic()
 
-    def _take_step(self, batch: list[Batch]) -> None:
+    def _take_step(self, batch: list[ReadTogether]) -> None:
         self._problems += [problem for part in batch for problem in part.unreadable]
         self.losses.append(self.trainer.step(batch))
         self.evaluation_due = self.trainer.steps_done % self.batches.steps_per_epoch == 0
@@ -298,8 +299,10 @@ class Run:
         except _EvaluationLeft:
             self._end_early()
         self._share_routes()
-        best = evaluation.top1 > self.best_top1
-        values = evaluation.as_dict() | {
+        values = evaluation.as_dict()
+        reached = float(values[self.task.best_by])
+        best = reached > self.best
+        values |= {
             "training_loss": self.loss_sum / self.batches.steps_per_epoch,
             "best": best,
             "tau": self.trainer.tau,
@@ -307,31 +310,28 @@ class Run:
         }
         self.loss_sum = 0.0
         self.evaluation_due = False
-        self.display.epoch(self._epoch_name(), values)
+        self.display.epoch(self._epoch_name(), values, self.task.told(values))
         if best:
-            self.best_top1 = evaluation.top1
+            self.best = reached
             if self.processes.is_main:
                 self._refuse_spoiled_weights()
                 self.folder.write("best", self.trainer.steps_done, self.trainer.result)
         return values
 
-    def evaluate(self) -> Evaluation:
+    def evaluate(self) -> Evaluated:
         """The network to keep, on all validation images."""
-        transform = evaluation_transform(
-            self.settings.image_size, self.recipe.evaluation_crop, self.recipe.interpolation
-        )
-        images = EvaluationImages(self.data.validation, transform, self.options.unreadable)
+        samples = self.task.validation_samples(self.options.unreadable)
         size = self.recipe.batch_size // self.processes.world_size // self.parts
-        count = len(self.data.validation.labels)
-        loader = evaluation_loader(images, count, size, self.workers, self.processes)
+        count = self.task.validation_count
+        loader = evaluation_loader(samples, count, size, self.workers, self.processes, self.task.collate)
         with closing(read_batches(loader)) as batches:
             watched = self._until_asked_to_end(batches)
-            evaluation = evaluate(self.trainer.result, watched, self.processes, self.recipe.precision)
+            evaluation = self.task.evaluate(self.trainer.result, watched, self.processes, self.recipe.precision)
         for problem in evaluation.unreadable:
             self._note_unreadable(problem)
         return evaluation
 
-    def _until_asked_to_end(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _until_asked_to_end(self, batches: Iterator[ReadTogether]) -> Iterator[ReadTogether]:
         """One process leaves an evaluation at any batch. Several could not agree on one, so they finish it."""
         for batch in batches:
             self.termination.check_interrupt()
@@ -357,17 +357,17 @@ class Run:
             "losses": [float(loss) for loss in self.losses],
             "loss_sum": self.loss_sum,
             "evaluation_due": self.evaluation_due,
-            "best_top1": self.best_top1,
+            self._best_name: self.best,
             "unreadable": sorted(self.unreadable),
             "routes": self.shared_routes,
         }
         self.folder.write("last", self.trainer.steps_done, self.trainer.result, state)
 
 
-def _training_split(data: DataSet) -> Images:
-    if data.train is None:
-        raise DataError(f"{data.name} has no training images, only some to evaluate on")
-    return data.train
+def _classifying(data: DataSet, settings: EngineSettings) -> Task[Any]:
+    if not isinstance(settings, RunSettings):
+        raise TrainingError(f"{type(settings).__name__} are not for classification; pass the task that they are for")
+    return Classification(data, settings)
 
 
 def _steps_done(state: dict[str, Any] | None, folder: RunFolder) -> int:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args, overload
 
 import torch
 from safetensors import SafetensorError
@@ -28,7 +28,7 @@ from kernelwarehouse._files import replace_link, replacing, sync_folder, sync_tr
 from kernelwarehouse.errors import CheckpointError, TrainingError
 from kernelwarehouse.saving.checkpoint import save
 from kernelwarehouse.training.folder_lock import HOLDER_FILE, LOCK_FILE, locked
-from kernelwarehouse.training.settings import RunSettings
+from kernelwarehouse.training.settings import EngineSettings, RunSettings
 
 SETTINGS_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
@@ -36,6 +36,7 @@ TENSORBOARD = "tensorboard"
 STATE_FILE = "training.pt"
 VERSIONS = ".versions"
 Slot = Literal["last", "best"]
+Settings = TypeVar("Settings", bound=EngineSettings)
 SLOTS: tuple[Slot, ...] = get_args(Slot)
 
 
@@ -46,7 +47,7 @@ class RunFolder:
         self.metrics_path = self.path / METRICS_FILE
 
     @contextmanager
-    def claimed(self, settings: RunSettings) -> Iterator[None]:
+    def claimed(self, settings: EngineSettings) -> Iterator[None]:
         """Have the folder to oneself for a run with these settings: a new run, or the same one again."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,7 @@ class RunFolder:
             self._store_or_compare(settings)
             yield
 
-    def _store_or_compare(self, settings: RunSettings) -> None:
+    def _store_or_compare(self, settings: EngineSettings) -> None:
         if not self.settings_path.exists():
             if any((self.path / slot).is_symlink() for slot in SLOTS):
                 raise TrainingError(
@@ -70,7 +71,7 @@ class RunFolder:
             except OSError as error:
                 raise TrainingError(f"{self.settings_path} cannot be written: {error}") from error
             return
-        stored = self.read_settings()
+        stored = self.read_settings(type(settings))
         different = settings.differences(stored)
         if different:
             raise TrainingError(
@@ -103,14 +104,21 @@ class RunFolder:
                     f"else: use another --output (with --from {link} to start from the weights)"
                 )
 
-    def read_settings(self) -> RunSettings:
+    @overload
+    def read_settings(self) -> RunSettings: ...
+
+    @overload
+    def read_settings(self, kind: type[Settings]) -> Settings: ...
+
+    def read_settings(self, kind: type[EngineSettings] = RunSettings) -> EngineSettings:
+        """Those of a run for classification, or of another task's kind."""
         try:
             text = self.settings_path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError) as error:
             raise TrainingError(f"{self.path} is not the folder of a run: it has no {SETTINGS_FILE}") from error
         except (OSError, UnicodeDecodeError) as error:
             raise TrainingError(f"{self.settings_path} cannot be read: {error}") from error
-        return RunSettings.from_json(text, str(self.settings_path))
+        return kind.from_json(text, str(self.settings_path))
 
     def network(self) -> Path:
         """The best network if there is one, else the newest."""
@@ -170,6 +178,14 @@ class RunFolder:
         if not isinstance(state, dict):
             raise CheckpointError(f"{path} does not hold the state of a run; remove {last} to start the run anew")
         return state
+
+
+def open_run(path: str | Path, kind: type[Settings]) -> tuple[Settings, Path]:
+    """The settings of a run and its best network, or the one in `RUN/best` or `RUN/last`."""
+    path = Path(path)
+    folder = RunFolder(path.parent if path.name in SLOTS and not (path / SETTINGS_FILE).exists() else path)
+    settings = folder.read_settings(kind)
+    return settings, folder.network() if folder.path == path else path
 
 
 def _is_version(name: str, slot: Slot) -> bool:

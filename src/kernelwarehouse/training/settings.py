@@ -2,10 +2,10 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from kernelwarehouse.errors import RecipeError, TrainingError
-from kernelwarehouse.training.recipe import Recipe, recipe_from_dict
+from kernelwarehouse.training.recipe import EngineRecipe, Recipe, make_recipe
 
 # 1 had neither this number nor the fingerprint of the data, 2 not all fields of recipes.
 FORMAT = 3
@@ -32,16 +32,24 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
+CLASSIFICATION = "classification"
+"""The task of runs whose settings name none."""
+
+
 @dataclass(frozen=True)
-class RunSettings:
-    """Compared when a run is started again. `fingerprint` is the data set's; old runs have none."""
+class EngineSettings:
+    """Compared when a run is started again. `fingerprint` is the data set's; old runs have none. Each task has a kind
+    of its own, which knows the task's recipes."""
+
+    task: ClassVar[str]
+    recipe_kind: ClassVar[type[EngineRecipe]]
 
     model: str
     data: str
     classes: tuple[str, ...]
     image_size: int
     seed: int
-    recipe: Recipe
+    recipe: EngineRecipe
     arguments: dict[str, Any] = field(default_factory=dict)
     weights: str | None = None
     fingerprint: dict[str, Any] | None = None
@@ -49,7 +57,8 @@ class RunSettings:
     def as_dict(self) -> dict[str, Any]:
         """As in `run.json`."""
         values = {name: getattr(self, name) for name in _KINDS}
-        return {"format": FORMAT} | values | {"classes": list(self.classes), "recipe": self.recipe.as_dict()}
+        task = {} if self.task == CLASSIFICATION else {"task": self.task}
+        return {"format": FORMAT} | task | values | {"classes": list(self.classes), "recipe": self.recipe.as_dict()}
 
     def to_json(self) -> str:
         try:
@@ -61,7 +70,7 @@ class RunSettings:
             ) from error
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> "RunSettings":
+    def from_json(cls, text: str, where: str) -> Self:
         """Read and check what `to_json` wrote, also in older versions; `where` is for the error."""
         try:
             values = json.loads(text)
@@ -77,6 +86,9 @@ class RunSettings:
                 f"{where} has format {number}, and this version of kernelwarehouse knows formats up to {FORMAT}; "
                 "a newer version wrote it: use that one"
             )
+        task = values.get("task", CLASSIFICATION)
+        if task != cls.task:
+            raise TrainingError(f"{where} is that of a run for {_short(task)}; one for {cls.task!r} is wanted here")
         if number == 1:
             values.setdefault("fingerprint", None)
         for name, kind in _KINDS.items():
@@ -92,20 +104,20 @@ class RunSettings:
                 f"{where} is damaged: classes are {_short(classes)} and image_size is {values['image_size']}"
             )
         try:
-            recipe = recipe_from_dict(values["recipe"], "of the run")
+            recipe = make_recipe(cls.recipe_kind, values["recipe"], "of the run")
         except RecipeError as error:
             raise TrainingError(f"{where} is damaged: {error}") from error
         known = {name: values[name] for name in _KINDS}
         return cls(**known | {"classes": tuple(classes), "recipe": recipe})
 
-    def differences(self, stored: "RunSettings") -> list[str]:
+    def differences(self, stored: "EngineSettings") -> list[str]:
         """What is not as in the stored settings, the data's fingerprint aside."""
         theirs, ours = (json.loads(settings.to_json()) for settings in (stored, self))
         for settings in (theirs, ours):
             del settings["fingerprint"]
         return [f"{name}: there {_short(there)}, now {_short(here)}" for name, there, here in _unequal(theirs, ours)]
 
-    def data_differences(self, stored: "RunSettings") -> list[str]:
+    def data_differences(self, stored: "EngineSettings") -> list[str]:
         """What is not as it was in the data; nothing if either run did not look."""
         if self.fingerprint is None or stored.fingerprint is None:
             return []
@@ -119,6 +131,16 @@ class RunSettings:
             parts = {"labels": f"{split} labels differ", "content": f"{split} images differ"}
             found += [text for part, text in parts.items() if there.get(part) != here.get(part)]
         return found
+
+
+@dataclass(frozen=True)
+class RunSettings(EngineSettings):
+    """Those of a run for classification."""
+
+    task = CLASSIFICATION
+    recipe_kind = Recipe
+
+    recipe: Recipe
 
 
 def _table(tables: dict[str, Any] | None, name: str) -> dict[str, Any]:

@@ -12,27 +12,30 @@ from torch.nn.parallel import DistributedDataParallel
 from kernelwarehouse.data.seeds import derive_seed, seed_generators
 from kernelwarehouse.errors import CheckpointError, TrainingError
 from kernelwarehouse.temperature import HasTemperature, TemperatureSchedule
+from kernelwarehouse.training.classification import CrossEntropy
 from kernelwarehouse.training.distributed import Processes
-from kernelwarehouse.training.loading import Batch
-from kernelwarehouse.training.optimisation import make_loss, make_mixing, make_optimizer, make_schedule
+from kernelwarehouse.training.optimisation import make_optimizer, make_schedule
 from kernelwarehouse.training.precision import autocast, gradient_scaler
-from kernelwarehouse.training.recipe import Recipe
+from kernelwarehouse.training.recipe import EngineRecipe, Recipe
+from kernelwarehouse.training.task import Objective, ReadTogether
 
 
 class Trainer:
     """A network in training: weights, their average, optimiser, learning rate, temperature, and the step reached.
 
     `step` takes the micro-batches of one optimiser step. Temperature, learning rate and average move once per step,
-    however many micro-batches and processes share it.
+    however many micro-batches and processes share it. `objective` is what a micro-batch's loss is; without one,
+    `classes` are to be told apart.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        recipe: Recipe,
+        recipe: EngineRecipe,
         *,
-        classes: int,
         steps_per_epoch: int,
+        classes: int = 0,
+        objective: Objective[Any] | None = None,
         seed: int = 0,
         processes: Processes | None = None,
     ) -> None:
@@ -59,8 +62,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, recipe)
         self.schedule = make_schedule(self.optimizer, recipe, steps_per_epoch)
         self.scaler = gradient_scaler(device, recipe.precision)
-        self._mixing = make_mixing(recipe, classes)
-        self._loss = make_loss(recipe)
+        self._objective = objective or _telling_apart(classes, recipe)
         self._network = self._wrap()
 
     def _wrap(self) -> nn.Module:
@@ -85,7 +87,7 @@ class Trainer:
     def tau(self) -> float | None:
         return self.temperature.temperature if self.temperature is not None else None
 
-    def step(self, parts: Sequence[Batch]) -> Tensor:
+    def step(self, parts: Sequence[ReadTogether]) -> Tensor:
         """One optimiser step over this process's micro-batches; their mean loss, not yet waited for."""
         loss = torch.zeros((), device=self.processes.device)
         for number, part in enumerate(parts):
@@ -110,17 +112,14 @@ class Trainer:
             self.average.update(self.model, step=self.steps_done if self.recipe.ema_warmup else None)
         return loss
 
-    def _accumulate(self, part: Batch, parts: int, *, last: bool) -> Tensor:
+    def _accumulate(self, part: ReadTogether, parts: int, *, last: bool) -> Tensor:
         """Add the gradient of one micro-batch; processes exchange gradients once, with the last."""
         device = self.processes.device
-        images = part.images.to(device, non_blocking=True, memory_format=self._format)
-        targets = part.targets.to(device, non_blocking=True)
-        if self._mixing is not None:
-            images, targets = self._mixing(images, targets)
+        prepared = self._objective.prepare(part, device, self._format)
         network = self._network
         with network.no_sync() if isinstance(network, DistributedDataParallel) and not last else nullcontext():
             with autocast(device, self.recipe.precision):
-                loss = self._loss(network(images), targets) / parts
+                loss = self._objective.loss(network, prepared) / parts
             self.scaler.scale(loss).backward()
         return loss.detach()
 
@@ -153,3 +152,9 @@ class Trainer:
             self.steps_done = state["steps_done"]
         except Exception as error:  # optimisers and schedules fail in many ways on a state that is not theirs
             raise CheckpointError(f"the saved state does not fit this network and recipe: {error}") from error
+
+
+def _telling_apart(classes: int, recipe: EngineRecipe) -> Objective[Any]:
+    if not isinstance(recipe, Recipe):
+        raise TrainingError(f"a {type(recipe).__name__} does not say what the loss is; pass an objective")
+    return CrossEntropy(recipe, classes)

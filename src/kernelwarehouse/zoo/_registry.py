@@ -121,13 +121,13 @@ def _feature_model(preset: Preset, begin: Begin | None, whole: dict[str, Any], f
     """timm takes a backbone apart for features and renames its modules; the plan is made on the whole one, so that
     the warehouses keep their size and a classifier's weights fit."""
     model = build_backbone(preset.backbone, whole | features)
-    here = {_common_name(name): name for name, _ in model.named_modules()}
+    here = {common_name(name): name for name, _ in model.named_modules()}
     planned = preset_plan(preset, begin, **whole)
-    names = {layer.spec.name: here.get(_common_name(layer.spec.name)) for layer in planned.layers}
+    names = {layer.spec.name: here.get(common_name(layer.spec.name)) for layer in planned.layers}
     return apply_plan(model, planned, {name: found for name, found in names.items() if found is not None})
 
 
-def _common_name(name: str) -> str:
+def common_name(name: str) -> str:
     """Feature lists rename `stages.0.blocks.1` to `stages_0.blocks.1`, feature getters to `model.stages.0.blocks.1`."""
     return name.removeprefix("model.").replace("_", ".")
 

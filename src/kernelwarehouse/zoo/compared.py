@@ -2,10 +2,12 @@
 
 from functools import partial
 
+import timm
+import torch
 from torch import nn
 
 from kernelwarehouse.config import WarehouseConfig
-from kernelwarehouse.conversion import convert
+from kernelwarehouse.conversion import apply_plan, convert
 from kernelwarehouse.peers import cbam, cgc, condconv, dcd, dyconv, eca, kwod, odconv, se, weightnet
 from kernelwarehouse.planning.api import plan
 from kernelwarehouse.zoo._preset import PeerPreset
@@ -14,7 +16,15 @@ from kernelwarehouse.zoo.mobilenetv2 import four_x_groups
 
 
 def _kwod(backbone: nn.Module) -> nn.Module:
-    return kwod.convert(convert(backbone, plan(backbone, WarehouseConfig(budget=4, groups=four_x_groups()))))
+    config = WarehouseConfig(budget=4, groups=four_x_groups())
+    if hasattr(backbone, "conv_head"):
+        return kwod.convert(convert(backbone, plan(backbone, config)))
+    # A network for features lacks the last layers; its warehouses are those of the whole network.
+    with torch.device("meta"):
+        planned = plan(timm.create_model("mobilenetv2_100"), config)
+    here = {name for name, _ in backbone.named_modules()}
+    names = {layer.spec.name: layer.spec.name for layer in planned.layers if layer.spec.name in here}
+    return kwod.convert(apply_plan(backbone, planned, names))
 
 
 _STATIC_IN_RESNETS = ("conv1", "*.downsample")

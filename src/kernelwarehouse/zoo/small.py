@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from timm.models import register_model
+from timm.models import FeatureListNet, register_model
 from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg
 from torch import nn
 
@@ -26,18 +26,31 @@ STEP = 8
 
 
 @register_model
-def small_resnet(pretrained: bool = False, widths: Sequence[int] = WIDTHS, **arguments: Any) -> nn.Module:
-    """A 3x3 stem of stride 2 and three basic blocks of the given widths, the last two of stride 2."""
+def small_resnet(
+    pretrained: bool = False,
+    widths: Sequence[int] = WIDTHS,
+    features_only: bool = False,
+    out_indices: Sequence[int] = (0, 1, 2),
+    **arguments: Any,
+) -> nn.Module:
+    """A 3x3 stem of stride 2 and three basic blocks of the given widths, the last two of stride 2.
+
+    With `features_only`, the outputs of the blocks that `out_indices` asks for.
+    """
     own = _own_arguments(pretrained, arguments)
     _check_widths(widths)
     blocks = tuple(
         ByoBlockCfg(type="basic", d=1, c=width, s=stride, gs=0, br=1.0)
         for width, stride in zip(widths, STRIDES, strict=True)
     )
-    model = ByobNet(ByoModelCfg(blocks=blocks, stem_chs=widths[0], stem_type="3x3", stem_pool=""), **own)
+    model: nn.Module = ByobNet(ByoModelCfg(blocks=blocks, stem_chs=widths[0], stem_type="3x3", stem_pool=""), **own)
     # Where timm's own networks say which layer is the classifier.
     model.default_cfg = {"classifier": "head.fc"}  # type: ignore[assignment]
-    remember_builder(model, "small_resnet", own if tuple(widths) == WIDTHS else own | {"widths": list(widths)})
+    remembered = own if tuple(widths) == WIDTHS else own | {"widths": list(widths)}
+    if features_only:
+        model = FeatureListNet(model, out_indices=tuple(out_indices), flatten_sequential=True)
+        remembered |= {"features_only": True, "out_indices": list(out_indices)}
+    remember_builder(model, "small_resnet", remembered)
     return model
 
 

@@ -1,0 +1,132 @@
+"""The backbone of a detector: timm's network for features, a pyramid over it, and what of it stays as it is.
+
+The network comes from timm's `features_only`, so there is no classifier, and its warehouses have the size that they
+have in the whole network: what a classification run has learnt fits. A warehouse is held by every layer that draws on
+it and stored once, wherever timm puts these layers.
+"""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self, get_args
+
+import torch
+from timm.layers import freeze_batch_norm_2d
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
+
+from kernelwarehouse.builder import WEIGHT_ARGUMENTS, builder_of, remember_builder
+from kernelwarehouse.errors import ConfigError, PlanError
+from kernelwarehouse.padding import padded_batch
+from kernelwarehouse.zoo import build_by_name, common_name
+
+Norms = Literal["frozen", "trained"]
+FINEST, COARSEST = 4, 32
+"""Strides of the levels that a pyramid is made of, where the network has them."""
+_DECIDED = ("features_only", "out_indices", "feature_cls", "num_classes", "in_chans")
+
+
+def build_features(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """A network of the zoo's or timm's, new, that gives a list of feature maps with strides of 4, 8, 16 and 32."""
+    for argument in _DECIDED:
+        if argument in arguments:
+            raise ConfigError(f"{argument} (={arguments[argument]!r}) is for the detector to decide; leave it out")
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        whole = _features(name, {key: value for key, value in arguments.items() if key not in WEIGHT_ARGUMENTS})
+    info = whole.feature_info
+    strides = dict(zip(info.out_indices, info.reduction(), strict=True))
+    levels = [index for index, stride in strides.items() if FINEST <= stride <= COARSEST]
+    if not levels or any(strides[one] >= strides[other] for one, other in itertools.pairwise(levels)):
+        raise ConfigError(
+            f"{name} gives feature maps of strides {list(strides.values())}; a pyramid is made of maps of growing "
+            f"strides from {FINEST} to {COARSEST} pixels: choose a convolutional network such as resnet18"
+        )
+    features = _features(name, {**arguments, "out_indices": levels})
+    if builder_of(features) is None:
+        remember_builder(features, name, {**arguments, "features_only": True, "out_indices": levels})
+    return features
+
+
+def _features(name: str, arguments: Mapping[str, Any]) -> Any:
+    try:
+        features: Any = build_by_name(name, features_only=True, **arguments)
+    except ConfigError:
+        raise
+    except PlanError as error:
+        raise ConfigError(f"{name} cannot be taken apart for feature maps: {error}") from error
+    return features
+
+
+class PyramidBackbone(nn.Module):
+    """Images -> feature maps of one width by level, as torchvision's detectors want them.
+
+    `body` is timm's network, `fpn` torchvision's pyramid, with one more level from a max pool.
+
+    With `norms` frozen, as torchvision has them for trained networks, the batch norms of the body are constants:
+    statistics and affine parameters. Those in attention branches keep their statistics as well, since batches of two
+    images say nothing about them; their affine parameters are trained, as the rest of the branch.
+
+    The stem and the first `frozen_stages` stages are frozen, from 0 on; with -1, nothing is. All of their parameters
+    are: kernels, norms, attention branches and the cells that they draw on. A warehouse that a frozen layer shares with
+    a trained one is frozen, too: otherwise the frozen layer would change with every step. The trained layer still
+    learns which cells to mix.
+    """
+
+    def __init__(self, body: nn.Module, width: int, *, norms: Norms, frozen_stages: int) -> None:
+        super().__init__()
+        if norms not in get_args(Norms):
+            raise ConfigError(f"norms is {norms!r}; {' or '.join(map(repr, get_args(Norms)))} is wanted")
+        info: Any = body.feature_info
+        self.body: nn.Module = freeze_batch_norm_2d(body) if norms == "frozen" else body
+        self.fpn = FeaturePyramidNetwork(info.channels(), width, extra_blocks=LastLevelMaxPool())
+        self.out_channels = width
+        self.strides = [int(stride) for stride in info.reduction()]
+        self.norms, self.frozen_stages = norms, frozen_stages
+        if type(frozen_stages) is not int or not -1 <= frozen_stages <= len(self.strides):
+            raise ConfigError(
+                f"frozen_stages is {frozen_stages!r}; a whole number from -1 (nothing) and 0 (the stem) to "
+                f"{len(self.strides)} (the stem and all stages) is wanted"
+            )
+        self._keep_frozen()
+
+    def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> dict[str, Tensor]:
+        """`sizes` are those of the images before they were padded; without them, all of the batch counts as image."""
+        height, width = images.shape[-2:]
+        with padded_batch(sizes or [(height, width)] * len(images), (height, width)):
+            maps = self.body(images)
+        return self.fpn(OrderedDict((str(level), features) for level, features in enumerate(maps)))
+
+    def stages(self) -> list[list[nn.Module]]:
+        """The modules of the stem, and of every stage: a stage ends where the pyramid takes a level."""
+        info: Any = self.body.feature_info
+        ends = {common_name(name) for name in info.module_name()}
+        units = [(common_name(name), unit) for name, unit in _units(self.body, ends)]
+        last = [index for index, (name, _) in enumerate(units) if name in ends]
+        firsts = [0, last[0], *(index + 1 for index in last[:-1])]
+        stops = [last[0], *(index + 1 for index in last)]
+        return [[unit for _, unit in units[first:stop]] for first, stop in zip(firsts, stops, strict=True)]
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self._keep_frozen()
+        return self
+
+    def _keep_frozen(self) -> None:
+        if self.norms == "frozen":
+            for module in self.body.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        for unit in itertools.chain.from_iterable(self.stages()[: self.frozen_stages + 1]):
+            unit.eval().requires_grad_(False)
+
+
+def _units(body: nn.Module, ends: set[str]) -> list[tuple[str, nn.Module]]:
+    """The parts of a network in the order of their use: its children, or theirs where a level ends inside a child."""
+    found: list[tuple[str, nn.Module]] = []
+    for name, child in body.named_children():
+        if any(end.startswith(f"{common_name(name)}.") for end in ends):
+            found += [(f"{name}.{inner}", unit) for inner, unit in child.named_children()]
+        else:
+            found.append((name, child))
+    return found
