@@ -82,7 +82,10 @@ def measure(presets: Sequence[str], chosen: argparse.Namespace) -> list[dict[str
     options = ["--image", str(chosen.image), "--batch", str(chosen.batch), "--threads", str(chosen.threads)]
     options += ["--steps", str(chosen.steps)]
     backbones = [static, *presets]
-    peaks = {name: int(child.ask("detection", ["--child", name, *options])["bytes"]) for name in backbones}
+    peaks = {}
+    for name in backbones:  # told at once: a run that is broken off has measured something
+        peaks[name] = int(child.ask("detection", ["--child", name, *options])["bytes"])
+        Console().print(f"{name}: {peaks[name] / 1e6:.0f} MB")
     runs = {name: runner(name, chosen.image, chosen.batch) for name in backbones}
     times = interleave(runs, chosen.seconds, chosen.rounds, chosen.clock)
     medians = {name: statistics.median(taken) for name, taken in times.items()}

@@ -305,7 +305,7 @@ def test_detection_compares_detectors_with_the_static_one(
         """Processes of their own take their time to start, and `test_memory_...` has seen them."""
         assert benchmark == "detection"
         detection.main(options)
-        return json.loads(capsys.readouterr().out)
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     monkeypatch.setattr(child, "ask", ask_here)
     monkeypatch.setattr(speed, "WARM_UPS", 0)
