@@ -1,10 +1,12 @@
-"""`make demo`: train a small network and its KernelWarehouse twin on embedded images, and put them side by side."""
+"""`make demo`: train a small network on embedded images, upgrade it to KernelWarehouse, and train both some more."""
 
 import argparse
 import os
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from rich.table import Table
@@ -13,70 +15,133 @@ from kernelwarehouse._terminal import console
 from kernelwarehouse.data import DataSet, open_dataset
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.report.page import write_page
-from kernelwarehouse.report.run import result_table, runs_page, summarise_run, write_run_report
+from kernelwarehouse.report.run import RunSummary, runs_page, summarise_run, write_run_report
+from kernelwarehouse.study.statistics import estimate
 from kernelwarehouse.training.api import train
 from kernelwarehouse.training.network import build_network
+from kernelwarehouse.training.predict import open_trained
 from kernelwarehouse.training.recipe import Recipe, load_recipe
 from kernelwarehouse.training.run import RunOptions
+from kernelwarehouse.training.run_folder import RunFolder
 
 STATIC, TWIN = "small_resnet", "kw1x_small_resnet"
-# The recipe for small images, shorter, with tau over half of the run: few steps need its help for longer.
-CHANGES = {"epochs": 5, "batch_size": 64, "tau_epochs": 2.5}
-OPTIONS = RunOptions(seed=0, report_every=39)
+UPGRADE = {"begin": "logits"}
+SEEDS = 2
+# `studies/demo.toml` has the same lengths, and has chosen these rates, on training images that it kept apart.
+LENGTHS = {"batch_size": 64, "warmup_epochs": 0.5}
+FIRST = {"epochs": 5, "learning_rate": 0.4}
+MORE_STATIC = {"epochs": 3, "learning_rate": 0.4}
+MORE_UPGRADED = {"epochs": 3, "learning_rate": 0.1}
+
+
+@dataclass(frozen=True)
+class Seed:
+    """What one seed gave: the network at first, after more epochs, and after as many as upgraded."""
+
+    first: RunSummary
+    more: RunSummary
+    upgraded: RunSummary
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m kernelwarehouse.demo", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="default: %(default)s")
-    output = parser.parse_args().output
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how often all of it is done (default: %(default)s)")
+    arguments = parser.parse_args()
     # The other half of the cores is for the processes that read images: more threads than cores slow each other down.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     began = time.monotonic()
     out = console()
     data = open_dataset("embedded")
-    recipe = load_recipe("small").with_overrides(CHANGES)
     counts = f"{len(data.validation.labels):,} to validate"
     if data.train is not None:
         counts = f"{len(data.train.labels):,} images of 28x28 to train, {counts}"
     out.print(f"Embedded Fashion-MNIST: {counts}, {len(data.classes)} classes.")
-    difference = start_difference(data, recipe)
-    out.print(f"Before training (tau 1) the twin gives the static network's outputs: they differ by {difference:.1e}.")
-    summaries = []
-    for name in (STATIC, TWIN):
-        out.print(f"\nTraining {name} (in {output / name}; the same command again resumes it):")
-        folder = train(name, data, recipe, output / name, options=OPTIONS)
-        write_run_report(folder, data)
-        summaries.append(summarise_run(folder, data))
-
-    title = f"{STATIC} and its KernelWarehouse twin"
-    about = f"{recipe.epochs} epochs on {data.name} images, the same recipe, seed and order of images for both."
-    report = write_page(runs_page(title, about, summaries), output / "report.html")
-    result = result_table(summaries)
-    table = Table(title=title)
-    table.add_column("")
-    for name in result.columns[1:]:
-        table.add_column(name, justify="right")
-    for row in result.rows:
-        table.add_row(*row)
-    out.print("", table)
-    out.print(
-        f"Report with curves, predictions and the attention heat maps of the twin: {report.resolve()}", soft_wrap=True
-    )
+    seeds = [run_seed(seed, data, arguments.output / f"seed{seed}") for seed in range(max(1, arguments.seeds))]
+    shown = seeds[0]
+    title = f"{STATIC}, and its upgrade to KernelWarehouse"
+    about = f"{data.name} images, seed 0: both begin with the weights of {STATIC} after {FIRST['epochs']} epochs."
+    report = write_page(runs_page(title, about, [shown.more, shown.upgraded]), arguments.output / "report.html")
+    out.print("", result_table(seeds))
+    out.print(f"Report with curves, predictions and attention heat maps: {report.resolve()}", soft_wrap=True)
     out.print(f"{time.monotonic() - began:.0f} seconds in all.")
     return 0
 
 
+def run_seed(seed: int, data: DataSet, output: Path) -> Seed:
+    """Train, upgrade, and train both; the same call again resumes what was begun."""
+    out = console()
+    options = RunOptions(seed=seed, report_every=39)
+
+    def trained(name: str, model: str, changes: dict[str, float], begin: RunFolder | None = None) -> RunSummary:
+        out.print(f"\nTraining {name} (in {output / name}; the same command again resumes it):")
+        folder = train(
+            model,
+            data,
+            recipe_of(changes),
+            output / name,
+            options=options,
+            arguments=UPGRADE if model == TWIN else None,
+            weights=begin.path / "last" if begin else None,
+        )
+        write_run_report(folder, data)
+        return replace(summarise_run(folder, data), name=name)
+
+    first = trained("static", STATIC, FIRST)
+    folder = RunFolder(output / "static")
+    difference = upgrade_difference(folder, data, seed)
+    out.print(f"Upgraded, it gives the same outputs at once: on validation images they differ by {difference:.1e}.")
+    more = trained("static-goes-on", STATIC, MORE_STATIC, folder)
+    return Seed(first, more, trained("upgraded", TWIN, MORE_UPGRADED, folder))
+
+
+def recipe_of(changes: dict[str, float]) -> Recipe:
+    return load_recipe("small").with_overrides(LENGTHS | changes)
+
+
 @torch.no_grad()
-def start_difference(data: DataSet, recipe: Recipe) -> float:
-    """How far the outputs of the two new networks are apart on the same images, relative to the largest output."""
-    images = torch.randn(16, 3, 28, 28, generator=torch.Generator().manual_seed(0))
-    # timm starts the last norm of every block at 0, which would hide the converted layers from the outputs.
-    visible = {"zero_init_last": False}
-    static, twin = (
-        build_network(name, recipe, len(data.classes), seed=OPTIONS.seed, arguments=visible).eval()(images)
-        for name in (STATIC, TWIN)
+def upgrade_difference(folder: RunFolder, data: DataSet, seed: int) -> float:
+    """How far the outputs of the trained network and of its upgrade are apart, relative to the largest output."""
+    weights, classes = folder.path / "last", len(data.classes)
+    trained = open_trained(weights)
+    images = trained.prepare([data.validation.load(number) for number in range(0, len(data.validation.labels), 50)])
+    upgraded = build_network(TWIN, recipe_of(FIRST), classes, seed=seed, arguments=UPGRADE, weights=weights).eval()
+    expected = trained.network.eval()(images)
+    return float((upgraded(images) - expected).abs().max() / expected.abs().max())
+
+
+def result_table(seeds: list[Seed]) -> Table:
+    """Means over the seeds, and their standard deviation."""
+    columns = {
+        f"{STATIC}, {FIRST['epochs']} epochs": [seed.first for seed in seeds],
+        f"{MORE_STATIC['epochs']} more": [seed.more for seed in seeds],
+        f"upgraded, {MORE_UPGRADED['epochs']} more": [seed.upgraded for seed in seeds],
+    }
+    table = Table(title=f"Mean of {len(seeds)} seeds" if len(seeds) > 1 else "One seed")
+    table.add_column("")
+    for name in columns:
+        table.add_column(name, justify="right")
+    table.add_row("parameters", *(f"{runs[0].parameters:,}" for runs in columns.values()))
+    for name, key in (("top-1 after the last epoch", "top1"), ("validation loss", "loss")):
+        cells = [
+            spread([run.epochs[-1][key] for run in runs], ".2%" if key == "top1" else ".3f")
+            for runs in columns.values()
+        ]
+        table.add_row(name, *cells)
+    table.add_row(
+        "time of a step",
+        *(f"{fmean(run.seconds_per_step for run in runs) * 1000:,.0f} ms" for runs in columns.values()),
     )
-    return float((twin - static).abs().max() / static.abs().max())
+    gains = [seed.upgraded.epochs[-1]["top1"] - seed.more.epochs[-1]["top1"] for seed in seeds]
+    table.add_row("upgraded - static, in points", "", "", ", ".join(f"{100 * gain:+.2f}" for gain in gains))
+    return table
+
+
+def spread(values: list[float], form: str) -> str:
+    found = estimate(values)
+    deviation = found.deviation if found else None
+    text = f"{fmean(values):{form}}"
+    return text if deviation is None else f"{text} ± {deviation:{form}}"
 
 
 if __name__ == "__main__":
