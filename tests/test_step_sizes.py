@@ -109,6 +109,57 @@ def test_at_the_logits_only_what_makes_them_has_a_smaller_rate() -> None:
     assert {rate for rate, _ in found.values()} == {0.1}
 
 
+def test_groups_of_a_network_on_its_way_take_the_state_of_those_at_its_start() -> None:
+    for begin in ("temperature", "logits"):
+        model = network(config=kw.WarehouseConfig(begin=begin))
+        first = torch.optim.SGD(kw.parameter_groups(model, 0.1, 0.01), momentum=0.9)
+        model(torch.randn(2, 16, 9, 9)).square().sum().backward()
+        first.step()
+        kw.set_temperature(model, 0.0)
+        second = torch.optim.SGD(kw.parameter_groups(model, 0.1, 0.01), momentum=0.9)
+        second.load_state_dict(first.state_dict())
+        rates = [[group["lr"] for group in each.param_groups] for each in (first, second)]
+        assert rates[0] == rates[1]
+        assert len(set(rates[0])) > 1
+
+
+def test_wrapped_networks_have_the_groups_of_what_is_wrapped() -> None:
+    model = network(config=kw.WarehouseConfig(begin="logits"))
+    model.no_weight_decay = lambda: {"0.warehouse.cells"}  # type: ignore[assignment]
+    expected = [
+        (group["lr"], group["weight_decay"], group["params"]) for group in kw.parameter_groups(model, 0.1, 0.01)
+    ]
+    assert model.get_parameter("0.warehouse.cells") is not None
+    for wrapped in (torch.compile(model), nn.DataParallel(model)):
+        found = kw.parameter_groups(wrapped, 0.1, 0.01)
+        assert [(group["lr"], group["weight_decay"], group["params"]) for group in found] == expected
+
+
+def test_shared_cells_are_known_by_each_of_their_names() -> None:
+    model = network()
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False) if name.endswith("cells")]
+    shared = [name for name in names if name not in dict(model.named_parameters())]
+    for name in shared or names:
+        found = named(model, kw.parameter_groups(model, 0.1, 0.01, no_decay=[name]))
+        assert any(decay == 0 for key, (_, decay) in found.items() if key.endswith("cells"))
+
+
+def test_factors_do_not_depend_on_precision_or_default_device() -> None:
+    model = network(config=kw.WarehouseConfig(begin="logits"))
+    rates = [group["lr"] for group in kw.parameter_groups(model, 0.1)]
+    with torch.device("meta"):
+        assert [group["lr"] for group in kw.parameter_groups(model, 0.1)] == rates
+    half = [group["lr"] for group in kw.parameter_groups(model.bfloat16(), 0.1)]
+    assert half == pytest.approx(rates, rel=0.02)
+    with pytest.raises(ConfigError, match="on the meta device; its rates depend on its weights"):
+        kw.parameter_groups(model.to("meta"), 0.1)
+
+
+def test_layer_norm_attentions_have_factors_too() -> None:
+    model = network(config=kw.WarehouseConfig(begin="logits", norm="layer"))
+    assert len({group["lr"] for group in kw.parameter_groups(model, 0.1)}) > 1
+
+
 def test_factors_are_the_same_every_time_and_draw_no_random_numbers() -> None:
     model = network(config=kw.WarehouseConfig(begin="logits"))
     torch.manual_seed(3)
@@ -140,6 +191,8 @@ def test_every_attention_function_and_the_low_rank_form_have_a_factor(function: 
         ({"learning_rate": -0.1}, r"learning_rate \(=-0.1\) must be a number from 0 on"),
         ({"learning_rate": float("nan")}, r"learning_rate \(=nan\) must be"),
         ({"learning_rate": "0.1"}, r"learning_rate \(='0.1'\) must be"),
+        ({"learning_rate": True}, r"learning_rate \(=True\) must be"),
+        ({"learning_rate": 0.1, "no_decay": "0.bias"}, r"no_decay \(='0.bias'\) must be a list of names"),
         ({"learning_rate": 0.1, "weight_decay": -1}, r"weight_decay \(=-1\) must be"),
         ({"learning_rate": 0.1, "no_decay": ["0.wieght"]}, "no_decay names '0.wieght', which is no parameter"),
     ],

@@ -48,6 +48,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how often all of it is done (default: %(default)s)")
     arguments = parser.parse_args()
+    if arguments.seeds < 1:
+        parser.error(f"--seeds (={arguments.seeds}) must be at least 1")
     # The other half of the cores is for the processes that read images: more threads than cores slow each other down.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     began = time.monotonic()
@@ -57,7 +59,7 @@ def main() -> int:
     if data.train is not None:
         counts = f"{len(data.train.labels):,} images of 28x28 to train, {counts}"
     out.print(f"Embedded Fashion-MNIST: {counts}, {len(data.classes)} classes.")
-    seeds = [run_seed(seed, data, arguments.output / f"seed{seed}") for seed in range(max(1, arguments.seeds))]
+    seeds = [run_seed(seed, data, arguments.output / f"seed{seed}") for seed in range(arguments.seeds)]
     shown = seeds[0]
     title = f"{STATIC}, and its upgrade to KernelWarehouse"
     about = f"{data.name} images, seed 0: both begin with the weights of {STATIC} after {FIRST['epochs']} epochs."

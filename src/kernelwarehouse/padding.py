@@ -23,18 +23,17 @@ class PaddedBatch:
             if not (0 < height <= padded[0] and 0 < width <= padded[1]):
                 raise ShapeError(f"an image of {height} x {width} cannot lie in a batch padded to {padded}")
         self.sizes, self.padded = tuple(sizes), padded
-        self._shares: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
+        self._shares: dict[tuple[int, int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def shares(self, like: Tensor, height: int, width: int) -> Tensor:
-        """`[batch, height * width]`: what every position of a feature map of this size adds to the mean.
+    def shares(self, like: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """`[batch, height]` and `[batch, width]`: what every row and column of a feature map adds to the mean.
 
-        A position belongs to the image if any of its pixels does.
+        A position belongs to the image if any of its pixels does. Both are kept apart because float16 has no number for
+        their product, in large maps.
         """
         key = (height, width, like.device, like.dtype)
         if key not in self._shares:
-            rows = self._along(0, height)
-            columns = self._along(1, width)
-            self._shares[key] = (rows[:, :, None] * columns[:, None]).flatten(1).to(like)
+            self._shares[key] = (self._along(0, height).to(like), self._along(1, width).to(like))
         return self._shares[key]
 
     def _along(self, axis: int, length: int) -> Tensor:
@@ -73,7 +72,6 @@ def image_mean(x: Tensor, *, channels_last: bool = False) -> Tensor | None:
     if x.shape[0] != len(batch.sizes):
         raise ShapeError(f"a feature map of {x.shape[0]} samples in a padded batch of {len(batch.sizes)} images")
     if channels_last:
-        shares = batch.shares(x, x.shape[1], x.shape[2])
-        return torch.bmm(shares[:, None], x.flatten(1, 2)).squeeze(1)
-    shares = batch.shares(x, x.shape[2], x.shape[3])
-    return torch.bmm(x.flatten(2), shares[:, :, None]).squeeze(2)
+        x = x.permute(0, 3, 1, 2)
+    rows, columns = batch.shares(x, x.shape[2], x.shape[3])
+    return torch.bmm(torch.matmul(x, columns[:, None, :, None]).squeeze(3), rows[:, :, None]).squeeze(2)

@@ -12,13 +12,16 @@ hidden vector. That is often a hundred times as much.
   as possible. Everything that makes kernels takes larger steps. How much larger is measured, not derived.
 """
 
+import copy
 import math
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.attention_functions import ATTENTION_FUNCTIONS
@@ -37,9 +40,11 @@ def parameter_groups(
     """Groups for an optimiser with which the recipe of the static network is right for the converted one.
 
     Parameters have the given rate, with two exceptions. In layers that begin at their logits, what makes these has a
-    smaller one. In layers whose temperature is above 0, cells and attentions have a larger one. So call it when the
-    network is about to be trained: after conversion or loading, and before the temperature is set to 0. It is meant
-    for optimisers whose steps grow with the gradient, such as SGD with momentum.
+    smaller one. Where layers begin by the temperature, and it is above 0, cells and attentions have a larger one. So
+    call it when the network is about to be trained: after conversion or loading, and before the temperature is set to
+    0. To go on from a checkpoint, load the optimiser's state into the same groups: it has their rates. It is meant for
+    optimisers whose steps grow with the gradient, such as SGD with momentum. Processes that train together must begin
+    with the same weights, or make the groups after `DistributedDataParallel` has seen to that.
 
     Weight decay leaves out biases, norms, what `model.no_weight_decay()` names, and the layers that make logits: the
     paper's function uses only their proportions, which decay does not change.
@@ -51,42 +56,57 @@ def parameter_groups(
         no_decay: names of further parameters without decay.
 
     Returns:
-        Groups with `params`, `lr` and `weight_decay`, for any optimiser of torch's or timm's. Schedules of torch's that
-        multiply the rates keep the factors, those of timm's likewise.
+        Groups with `params`, `lr` and `weight_decay`, for any optimiser of torch's or timm's. Schedules that multiply
+        rates keep the factors. Those that set them do not: give `OneCycleLR` the list of the groups' rates as
+        `max_lr`; smallest and warm-up rates are the same for all groups.
 
     Raises:
-        ConfigError: if a number is negative or not finite, or a name is not one of a parameter.
+        ConfigError: if a number is negative or not finite, a name is not one of a parameter, or the network has no
+            weights yet (it is on the meta device).
     """
     for name, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay)):
-        if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
             raise ConfigError(f"{name} (={value!r}) must be a number from 0 on")
-    parameters = dict(model.named_parameters())
-    undecayed = set(no_decay)
-    for name in undecayed - parameters.keys():
-        raise ConfigError(f"no_decay names {name!r}, which is no parameter of the network")
-    wishes = getattr(model, "no_weight_decay", None)
-    undecayed |= set(wishes()) if callable(wishes) else set()
-    undecayed |= {
-        f"{path}.{name}"
-        for path, module in model.named_modules()
-        if isinstance(module, Attention)
-        for name in logit_parameters(module)
-    }
-    trained = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
-    decayed = [parameter for name, parameter in trained if parameter.ndim > 1 and name not in undecayed]
-    kept = {id(parameter) for parameter in decayed}
-    others = [parameter for _, parameter in trained if id(parameter) not in kept]
+    if isinstance(no_decay, str):
+        raise ConfigError(f"no_decay (={no_decay!r}) must be a list of names")
+    inner = _unwrapped(model)
+    known = dict(inner.named_parameters(remove_duplicate=False))
+    for name in no_decay:
+        if name not in known:
+            raise ConfigError(f"no_decay names {name!r}, which is no parameter of the network")
+    wishes = getattr(inner, "no_weight_decay", None)
+    names = {*no_decay, *(wishes() if callable(wishes) else ())}
+    undecayed = {id(parameter) for name, parameter in known.items() if name in names or parameter.ndim < 2}
+    for module in inner.modules():
+        if isinstance(module, Attention):
+            makers = dict(module.named_parameters())
+            undecayed |= {id(makers[name]) for name in logit_parameters(module)}
+    trained = [parameter for parameter in inner.parameters() if parameter.requires_grad]
+    decayed = [parameter for parameter in trained if id(parameter) not in undecayed]
+    others = [parameter for parameter in trained if id(parameter) in undecayed]
     return [
-        {"params": members, "lr": learning_rate * factor, "weight_decay": decay}
-        for decay, group in ((weight_decay, decayed), (0.0, others))
-        for factor, members in divided(group, model)
+        {"params": members, "lr": float(learning_rate) * factor, "weight_decay": decay}
+        for decay, group in ((float(weight_decay), decayed), (0.0, others))
+        for factor, members in divided(group, inner)
     ]
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """What `torch.compile` and data parallelism wrap: the names of its parameters are those that people know."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, (DistributedDataParallel, nn.DataParallel)):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 def divided(parameters: Iterable[nn.Parameter], model: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
     """The parameters of a group, by what to multiply its rate by: first those that keep it, then those with factors.
 
-    How they are divided depends on the layers alone, not on the factors: a run that goes on finds the same groups.
+    How they are divided depends on the layers alone, not on the factors: what goes on from a checkpoint finds the same
+    groups.
     """
     rated = factors(model)
     number = {id(parameter): place for place, (_, members) in enumerate(rated) for parameter in members}
@@ -99,17 +119,23 @@ def divided(parameters: Iterable[nn.Parameter], model: nn.Module) -> list[tuple[
 
 def factors(model: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
     """What to multiply the rates of which parameters by; others keep theirs."""
-    starting: list[nn.Parameter] = []
-    rated = [(START_FACTOR, starting)]
-    for layer in model.modules():
-        if not isinstance(layer, WarehouseLayer):
-            continue
-        attention, cells = layer.attention, layer.warehouse.cells
-        if attention.get_temperature() > 0:
-            starting += [cells, *attention.parameters()]
-        elif attention.shape.begin == "logits":
+    layers = [module for module in model.modules() if isinstance(module, WarehouseLayer)]
+    if any(parameter.is_meta for layer in layers for parameter in layer.parameters()):
+        raise ConfigError("the network is on the meta device; its rates depend on its weights, so load these first")
+    by_temperature = [layer for layer in layers if layer.attention.follows_temperature]
+    starts = any(layer.attention.get_temperature() > 0 for layer in by_temperature)
+    rated = [
+        (
+            START_FACTOR if starts else 1.0,
+            [each for layer in by_temperature for each in (layer.warehouse.cells, *layer.attention.parameters())],
+        )
+    ]
+    for layer in layers:
+        attention = layer.attention
+        if attention.shape.begin == "logits":
             makers = dict(attention.named_parameters())
-            rated.append((logits_factor(attention, cells), [makers[name] for name in logit_parameters(attention)]))
+            members = [makers[name] for name in logit_parameters(attention)]
+            rated.append((logits_factor(attention, layer.warehouse.cells), members))
     return rated
 
 
@@ -122,27 +148,30 @@ def logit_parameters(attention: Attention) -> list[str]:
 def logits_factor(attention: Attention, cells: Tensor) -> float:
     """How much farther a step through the cells moves a kernel than one through the logits; at most 1.
 
-    In the mean over hidden vectors as the branch's norm makes them of normal features, and over mixtures.
+    In the mean over hidden vectors as the branch's norm makes them of normal features, and over mixtures. Computed on
+    the CPU, so that it is the same wherever the network is.
     """
-    hidden = _hidden_vectors(attention)
+    here = copy.deepcopy(attention).to("cpu", torch.float64)
+    hidden = _hidden_vectors(here)
     function = ATTENTION_FUNCTIONS[attention.shape.function]
-    logits = attention.logits(hidden)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = here.logits(hidden)
     # |J v|^2 / n for random signs v is in the mean the squared slope of an attention by its logits.
-    signs = torch.randint(0, 2, logits.shape, generator=_generator()).to(logits) * 2 - 1
+    signs = torch.randint(0, 2, logits.shape, generator=_generator(), device="cpu").to(logits) * 2 - 1
     attentions, slopes = torch.func.jvp(function, (logits,), (signs,))[:2]
     through_cells = attentions.square().sum(-1).mean()
-    size = cells.detach().flatten(1).to(logits.dtype).square().sum(1).mean()
+    size = cells.detach().to("cpu", torch.float64).flatten(1).square().sum(1).mean()
     through_logits = size * (hidden.square().sum(1).mean() + 1) * slopes.square().mean()
     return min(1.0, float(through_cells / through_logits)) if through_logits > 0 else 1.0
 
 
 def _hidden_vectors(attention: Attention) -> Tensor:
-    norm = dict(attention.norm.named_parameters())
-    features = torch.randn(SAMPLES, attention.shape.hidden, generator=_generator()).to(norm["weight"])
-    return F.relu(features * norm["weight"] + norm["bias"])
+    features = torch.randn(SAMPLES, attention.shape.hidden, generator=_generator(), dtype=torch.float64, device="cpu")
+    scale, shift = (getattr(attention.norm, name, None) for name in ("weight", "bias"))
+    if scale is not None and shift is not None:  # what stands in for the norm may have neither
+        features = features * scale + shift
+    return F.relu(features)
 
 
 def _generator() -> torch.Generator:
-    """Always the same numbers: a run that goes on must have the same rates."""
-    return torch.Generator().manual_seed(0)
+    """Always the same numbers: what goes on from a checkpoint must have the same rates."""
+    return torch.Generator("cpu").manual_seed(0)

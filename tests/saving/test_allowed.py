@@ -27,6 +27,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def reached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Addresses and files that were asked for, but those in the folder and Python's own."""
+    kw.load(folder)(torch.zeros(1, 3, 32, 32))  # sources of compiled kernels are read at their first use
     found: list[str] = []
 
     def connect(*arguments: object, **keywords: object) -> None:
@@ -76,6 +77,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "torchvision path": ({"library": "torchvision", "name": "torch.hub:resnet18", "arguments": {}}, "plain name"),
     "library": ({"library": "torch.hub"}, "torch.hub"),
+    "list for a library": ({"library": ["timm"]}, "library"),
     "zoo": ({"library": "kernelwarehouse", "arguments": {"checkpoint_path": "{outside}/other.pth"}}, "checkpoint_path"),
     "more": ({"source": URL}, "architecture"),
 }

@@ -7,6 +7,7 @@ import pytest
 from small_studies import HEAD, STATIC, UPGRADED, WHOLE, study_of, write_study
 
 from kernelwarehouse.errors import StudyError
+from kernelwarehouse.study.jobs import plan_jobs
 from kernelwarehouse.study.spec import load_study
 
 
@@ -93,3 +94,13 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_an_upgrade_may_come_before_what_it_is_made_of(tmp_path: Path) -> None:
     study = study_of(tmp_path, HEAD + UPGRADED + STATIC)
     assert study.baseline == "upgraded"
+
+
+def test_methods_without_seeds_are_only_tried(tmp_path: Path) -> None:
+    assert study_of(tmp_path).tests
+    untested = re.sub(r"seeds = \[.+\]", "seeds = []", WHOLE)
+    study = load_study(write_study(tmp_path, untested))
+    assert not study.tests
+    assert {job.phase for job in plan_jobs(study, {}).jobs} == {"trial"}
+    with pytest.raises(StudyError, match=r"baseline \(='static'\) must have seeds"):
+        load_study(write_study(tmp_path, WHOLE.replace("seeds = [0, 1]", "seeds = []", 1)))

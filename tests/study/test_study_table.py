@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,10 @@ def test_minutes_of_an_upgrade_have_those_before_it(study: Study, results: list[
 
 
 def test_csv_has_every_figure_unrounded(study: Study, results: list[Result]) -> None:
-    static, twin, upgraded = csv.DictReader(io.StringIO(as_csv(make_rows(study, by_key(results)))))
+    static, twin, upgraded, *trials = csv.DictReader(io.StringIO(as_csv(make_rows(study, by_key(results)))))
+    kept_apart = [(each["method"], float(each["learning_rate"]), each["trial_accuracy"]) for each in trials]
+    assert kept_apart[0] == ("static", 0.01, "50.0")
+    assert len(trials) == sum(result.phase == "trial" for result in results)
     assert float(static["test_accuracy_deviation"]) == pytest.approx(1)
     assert (twin["model"], twin["seeds"], twin["pairs"]) == ("kw1x_resnet18", "2", "2")
     assert float(twin["difference_interval"]) == pytest.approx(6.3531, abs=1e-4)
@@ -156,3 +160,20 @@ def test_unused_results_are_told(
         append_result(tmp_path / "r.jsonl", result)
     assert main(f"study table {path} --results {tmp_path / 'r.jsonl'}".split()) == 0
     assert "5 results in" in capsys.readouterr().err
+
+
+def test_a_study_that_only_tries_shows_and_draws_its_trials(
+    results: list[Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_study(tmp_path, re.sub(r"seeds = \[.+\]", "seeds = []", THREE))
+    page, picture = tmp_path / "page.md", tmp_path / "plot.png"
+    words = f"study table {path} --markdown {page} --plot {picture}".split()
+    path.with_suffix(".jsonl").touch()
+    assert main(words) == 2
+    assert "no trial of the study was run yet" in capsys.readouterr().err
+    for result in results:
+        append_result(path.with_suffix(".jsonl"), result)
+    assert main(words) == 0
+    assert "test (%)" not in page.read_text()
+    assert "50.00" in page.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")

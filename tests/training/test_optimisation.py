@@ -105,3 +105,28 @@ def test_mixing_only_if_asked_for() -> None:
     mixing = make_mixing(load_recipe("advanced"), 10)
     _, mixed = mixing(images, targets)
     assert mixed.sum(1).tolist() == pytest.approx([1.0] * 8)
+
+
+def test_matched_steps_follow_the_schedule_and_outlive_a_checkpoint() -> None:
+    """Every group has the recipe's rate at every step, warm-up included, times its factor."""
+    recipe = load_recipe("small").with_overrides({"epochs": 3, "warmup_epochs": 1.0})
+    torch.manual_seed(0)
+    model = timm.create_model("kw1x_resnet18", num_classes=4, begin="logits", **TINY_RESNET)
+    expected = learning_rates(recipe, 4)
+    optimizer = make_optimizer(model, recipe)
+    schedule = make_schedule(optimizer, recipe, 4)
+    factors = [group["lr_scale"] for group in optimizer.param_groups]
+    assert factors.count(1.0) == 2  # with decay and without
+    assert 0 < min(factors) < 0.5
+    for step in range(6):
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected[step] * f for f in factors])
+        schedule.step_update(step + 1)
+    with torch.no_grad():  # weights that would give other factors
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    again = make_optimizer(model, recipe)
+    assert [group["lr_scale"] for group in again.param_groups] != factors
+    again.load_state_dict(optimizer.state_dict())
+    assert [group["lr_scale"] for group in again.param_groups] == factors
+    plain = make_optimizer(model, recipe.with_overrides({"matched_steps": False}))
+    assert not any("lr_scale" in group for group in plain.param_groups)

@@ -27,7 +27,7 @@ _NEVER = WEIGHT_ARGUMENTS | {"self", "args", "kwargs", "device", "dtype", "weigh
 
 def check_builder(library: Any, name: Any, arguments: Any) -> None:
     """Refuse everything but a network that timm or torchvision registers, with arguments of its class."""
-    if library in LIBRARIES_HERE:
+    if isinstance(library, str) and library in LIBRARIES_HERE:
         _check_made_here(library, name, arguments)
         return
     if library not in ("timm", "torchvision"):

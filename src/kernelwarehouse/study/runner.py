@@ -146,6 +146,7 @@ class StudyRunner:
 
     def _wait_for_one(self) -> None:
         while True:
+            self.termination.check_interrupt()
             if self.termination.asked:
                 raise Terminated("ended by SIGTERM; the same command goes on where the runs were")
             through = [each for each in self.running.values() if each.process.poll() is not None]

@@ -122,6 +122,10 @@ class Study:
         object.__setattr__(self, "baseline", self.baseline or names[0])
         if self.baseline not in names:
             raise StudyError(f"baseline (={self.baseline!r}) must be one of the methods, {', '.join(names)}")
+        if self.tests and not self.method(self.baseline).seeds:
+            raise StudyError(
+                f"baseline (={self.baseline!r}) must have seeds, since others that have are compared with it"
+            )
         for method in self.methods:
             self._check_method(method)
 

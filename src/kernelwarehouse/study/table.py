@@ -104,6 +104,8 @@ def result_cells(study: Study, rows: Sequence[Row]) -> Cells:
     heading = ["method", "params", "rate", "decay", "min", "seeds", "test (%)"]
     cells = [[*heading, f"to {study.baseline}", "paper", "paper's"]]
     for row in rows:
+        if not row.method.seeds:  # only tried
+            continue
         rate, decay = row.setting or (None, None)
         cells.append(
             [
@@ -176,12 +178,12 @@ def placed(page: str | None, table: str) -> str:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Every figure, unrounded."""
+    """Every figure, unrounded: a line for each method, then one for each trial, in the same columns."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     heading = ["method", "model", "parameters", "learning_rate", "weight_decay", "minutes", "seeds", "diverged"]
     heading += ["test_accuracy_mean", "test_accuracy_deviation", "difference_mean", "difference_interval", "pairs"]
-    writer.writerow([*heading, "paper", "paper_difference"])
+    writer.writerow([*heading, "paper", "paper_difference", "trial_accuracy"])
     for row in rows:
         rate, decay = row.setting or (None, None)
         mean, difference = row.accuracy, row.difference
@@ -189,7 +191,13 @@ def as_csv(rows: Sequence[Row]) -> str:
         values += [len(row.tested), row.diverged]
         values += [mean.mean, mean.deviation] if mean else [None, None]
         values += [difference.mean, difference.interval, difference.count] if difference else [None, None, 0]
-        writer.writerow(["" if value is None else value for value in [*values, row.method.paper, row.paper_difference]])
+        values += [row.method.paper, row.paper_difference, None]
+        writer.writerow(["" if value is None else value for value in values])
+    for row in rows:
+        for (rate, decay), accuracy in row.trials.items():
+            values = [row.method.name, row.method.model, None, rate, decay, None, 0, int(accuracy is None)]
+            values += [None] * (len(heading) - len(values) + 2) + [accuracy]
+            writer.writerow(["" if value is None else value for value in values])
     return text.getvalue()
 
 

@@ -25,6 +25,7 @@ class Termination:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        self.asked = self._interrupted = False  # of what was watched before
         with ExitStack() as handlers:
             handlers.enter_context(_handled(signal.SIGTERM, self._note))
             # Where Ctrl-C is ignored, as in the background of a shell, or handled by who called, it stays so.

@@ -157,4 +157,6 @@ class Trainer:
 def _telling_apart(classes: int, recipe: EngineRecipe) -> Objective[Any]:
     if not isinstance(recipe, Recipe):
         raise TrainingError(f"a {type(recipe).__name__} does not say what the loss is; pass an objective")
+    if classes < 1:
+        raise TrainingError(f"classes (={classes}) must be the number of classes to tell apart; or pass an objective")
     return CrossEntropy(recipe, classes)
