@@ -27,7 +27,7 @@ from kernelwarehouse.training.run_folder import RunFolder
 STATIC, TWIN = "small_resnet", "kw1x_small_resnet"
 UPGRADE = {"begin": "logits"}
 SEEDS = 2
-# `studies/demo.toml` has the same lengths, and has chosen these rates, on training images that it kept apart.
+# Rates are those that `studies/demo.toml` found best on training images that it kept apart.
 LENGTHS = {"batch_size": 64, "warmup_epochs": 0.5}
 FIRST = {"epochs": 5, "learning_rate": 0.4}
 MORE_STATIC = {"epochs": 3, "learning_rate": 0.4}
