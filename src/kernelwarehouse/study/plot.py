@@ -58,6 +58,8 @@ def _trials(study: Study, rows: Sequence[Row], path: Path) -> "Figure":
         for (rate, _), accuracy in row.trials.items():
             if accuracy is not None:
                 best[rate] = max(accuracy, best.get(rate, accuracy))
+        if not best:
+            continue
         colour = "black" if row.method.name == study.baseline else None
         axes.plot(sorted(best), [best[rate] for rate in sorted(best)], "o-", color=colour, label=row.method.name)
     rates = study.tuning.learning_rates
