@@ -15,7 +15,7 @@ from kernelwarehouse._terminal import console
 from kernelwarehouse.data import DataSet, open_dataset
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.report.page import write_page
-from kernelwarehouse.report.run import RunSummary, runs_page, summarise_run, write_run_report
+from kernelwarehouse.report.run import RunSummary, runs_page, summarise_run
 from kernelwarehouse.study.statistics import estimate
 from kernelwarehouse.training.api import train
 from kernelwarehouse.training.network import build_network
@@ -29,9 +29,9 @@ UPGRADE = {"begin": "logits"}
 SEEDS = 2
 # Rates are those that `studies/demo.toml` found best on training images that it kept apart.
 LENGTHS = {"batch_size": 64, "warmup_epochs": 0.5}
-FIRST = {"epochs": 5, "learning_rate": 0.4}
-MORE_STATIC = {"epochs": 3, "learning_rate": 0.4}
-MORE_UPGRADED = {"epochs": 3, "learning_rate": 0.1}
+FIRST = {"epochs": 4, "learning_rate": 0.8}
+MORE_STATIC = {"epochs": 2, "learning_rate": 0.4}
+MORE_UPGRADED = {"epochs": 2, "learning_rate": 0.2}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,6 @@ def run_seed(seed: int, data: DataSet, output: Path) -> Seed:
             arguments=UPGRADE if model == TWIN else None,
             weights=begin.path / "last" if begin else None,
         )
-        write_run_report(folder, data)
         return replace(summarise_run(folder, data), name=name)
 
     first = trained("static", STATIC, FIRST)
