@@ -324,3 +324,15 @@ def test_padding_prints_a_line_for_every_backbone(capsys: pytest.CaptureFixture[
     padding.main(["--backbones", "small_resnet", "kw1x_small_resnet", "--size", "48", "64", "--markdown"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" ")[1] for line in lines[2:]] == ["small_resnet", "kw1x_small_resnet"]
+
+
+def test_networks_that_infer_are_settled_and_do_not_fade() -> None:
+    """Without statistics of its own, the last layers of this network see denormal numbers."""
+    network = cases.converted_network("kw4x_mobilenetv2_100", 10)
+    seen: list[float] = []
+    network.get_submodule("conv_head").register_forward_pre_hook(lambda _, given: seen.append(float(given[0].std())))
+    cases.runner(network, "ours", "inference", 2, 64, 10)()
+    assert seen[-1] > 0.1
+    assert not network.training
+    momenta = {norm.momentum for norm in network.modules() if isinstance(norm, torch.nn.BatchNorm2d)}
+    assert momenta == {torch.nn.BatchNorm2d(1).momentum}
