@@ -93,3 +93,16 @@ def sliding_size(geometry: Geometry, space: tuple[int, ...]) -> tuple[int, ...]:
 
 
 _output_size = lru_cache(maxsize=4096)(sliding_size)
+
+
+@lru_cache(maxsize=4096)
+def looks_at_padding_alone(geometry: Geometry, space: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """The slices of a kernel, as axis and place, that meet nothing of an input of this size wherever the kernel is."""
+    found = []
+    for axis, (size, steps) in enumerate(zip(space, geometry.output_size(space), strict=True)):
+        stride, pad, dilation = geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]
+        for place in range(geometry.kernel_size[axis]):
+            first = place * dilation - pad
+            if not any(0 <= first + step * stride < size for step in range(steps)):
+                found.append((axis, place))
+    return tuple(found)

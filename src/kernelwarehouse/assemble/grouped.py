@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernelwarehouse.assemble.blocks import block_size, chunks
-from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.geometry import Geometry, looks_at_padding_alone
 from kernelwarehouse.assemble.layout import channels_last, new_images
 from kernelwarehouse.assemble.plain import apply_kernels, assemble_kernels, split_kernels
 from kernelwarehouse.assemble.strategy import Strategy
@@ -81,7 +81,11 @@ def _product_backward(
         geometry.groups * batch,
         [wants_input, True, False],
     )
-    return grad_x.view(x.shape) if wants_input else None, grad_kernels.view(kernels.shape)
+    grad_kernels = grad_kernels.view(kernels.shape)
+    # Of an input of a single position, oneDNN's bfloat16 leaves what was in memory at the places that see none of it.
+    for axis, place in looks_at_padding_alone(geometry, tuple(x.shape[2:])):
+        grad_kernels.select(3 + axis, place).zero_()
+    return grad_x.view(x.shape) if wants_input else None, grad_kernels
 
 
 STRATEGY = Strategy("grouped", forward, backward)
