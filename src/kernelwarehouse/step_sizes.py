@@ -30,7 +30,7 @@ from kernelwarehouse.layers import WarehouseLayer
 
 SAMPLES = 16
 """Hidden vectors that a factor is averaged over."""
-START_FACTOR = 10.0
+START_FACTOR = 3.0
 """For cells and attentions that begin by the temperature; chosen on a small ResNet and CIFAR-10 (docs/training.md)."""
 
 
