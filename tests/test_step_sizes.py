@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import kernelwarehouse as kw
+from kernelwarehouse.attention import Attention, AttentionShape
 from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.layers import WarehouseLayer
 from kernelwarehouse.step_sizes import START_FACTOR, logit_parameters, logits_factor
@@ -183,6 +184,13 @@ def test_every_attention_function_and_the_low_rank_form_have_a_factor(function: 
     for settings in ({"attention": function}, {"low_rank": 0.5}):
         for layer in layers(network(config=kw.WarehouseConfig(**settings))):
             assert 0 < logits_factor(layer.attention, layer.warehouse.cells) <= 1
+
+
+def test_mixtures_of_the_zero_cell_alone_can_still_be_learnt() -> None:
+    shape = AttentionShape(in_channels=16, mixtures=4, cells=3, hidden=16, begin="logits")
+    attention = Attention(shape, torch.zeros(4, 3, dtype=torch.bool))
+    assert not attention(torch.randn(2, 16)).any()
+    assert 0 < logits_factor(attention, torch.randn(3, 8, 8)) <= 1
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,8 @@ def logits_factor(attention: Attention, cells: Tensor) -> float:
     signs = torch.randint(0, 2, logits.shape, generator=_generator(), device="cpu").to(logits) * 2 - 1
     attentions, slopes = torch.func.jvp(function, (logits,), (signs,))[:2]
     through_cells = attentions.square().sum(-1).mean()
+    if through_cells == 0:  # all mixtures are of the zero cell: as if each had one, or a rate of 0 would keep them so
+        through_cells = torch.ones_like(through_cells)
     size = cells.detach().to("cpu", torch.float64).flatten(1).square().sum(1).mean()
     through_logits = size * (hidden.square().sum(1).mean() + 1) * slopes.square().mean()
     return min(1.0, float(through_cells / through_logits)) if through_logits > 0 else 1.0
