@@ -1,6 +1,7 @@
 """Learning rates of a converted network's parameters: which are smaller, by how much, and why by that."""
 
 import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -83,7 +84,13 @@ def test_a_static_network_keeps_its_rate_and_decays_kernels_only() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     found = named(model, kw.parameter_groups(model, 0.1, 0.01))
     assert found == {"0.weight": (0.1, 0.01)} | dict.fromkeys(("0.bias", "1.weight", "1.bias"), (0.1, 0.0))
-    assert named(model, kw.parameter_groups(model, 0.1, 0.01, no_decay=["0.weight"]))["0.weight"] == (0.1, 0.0)
+
+
+@pytest.mark.parametrize("kind", [list, set, iter])
+def test_further_names_do_not_decay_whatever_they_come_in(kind: Callable[[list[str]], Iterable[str]]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    found = named(model, kw.parameter_groups(model, 0.1, 0.01, no_decay=kind(["0.weight"])))
+    assert (found["0.weight"], found["1.weight"]) == ((0.1, 0.0), (0.1, 0.01))
 
 
 def test_by_temperature_all_that_makes_kernels_has_a_larger_rate_until_the_start_is_over() -> None:
