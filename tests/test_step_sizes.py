@@ -51,8 +51,10 @@ def kernels_after_a_step(layer: WarehouseLayer, hidden: Tensor, wanted: Tensor, 
 
 
 @pytest.mark.parametrize("begin", ["temperature", "logits"])
-@pytest.mark.parametrize("budget", [1, 4])
-def test_with_its_factor_a_step_of_the_logits_moves_kernels_as_far_as_one_of_the_cells(begin: Any, budget: int) -> None:
+@pytest.mark.parametrize(("budget", "most"), [("1/2", 3), (1, 2), (4, 2)])  # at 1/2, half start from nothing
+def test_with_its_factor_a_step_of_the_logits_moves_kernels_as_far_as_one_of_the_cells(
+    begin: Any, budget: Any, most: int
+) -> None:
     """Kernels that lie in the span of the cells; one sample, so that nothing averages out."""
     model = network(config=kw.WarehouseConfig(budget=budget, begin=begin)).double()
     kw.set_temperature(model, 0.0)
@@ -67,7 +69,7 @@ def test_with_its_factor_a_step_of_the_logits_moves_kernels_as_far_as_one_of_the
             coefficients = torch.randn(1, mixtures, len(cells), generator=generator, dtype=torch.float64)
             through[part] += float(kernels_after_a_step(layer, hidden, coefficients @ cells, part))
         # Cells are taken for orthogonal, which many small ones are not.
-        assert 0.5 < factor * through["logits"] / through["cells"] < 2, (factor, through)
+        assert 1 / most < factor * through["logits"] / through["cells"] < most, (factor, through)
 
 
 def named(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
