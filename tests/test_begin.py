@@ -72,7 +72,13 @@ def test_any_model_begins_as_at_temperature_one(
     if sharing == "none" and (number not in (1, 2, 4) or start == "all_to_one" or low_rank):
         return
     config = {"budget": budget, "start": start, "sharing": sharing, "low_rank": low_rank, "norm": norm}
-    temperature, logits = both_begins(model, **config, spatial_partition=cut, static_classifier=False)
+    config |= {"spatial_partition": cut, "static_classifier": False}
+    plan = kw.plan(model, kw.WarehouseConfig(**config))
+    if not all(any(ranges) for warehouse in plan.warehouses for ranges in warehouse.starts()):
+        with pytest.raises(kw.PlanError, match="would start from none of its"):
+            both_begins(model, **config)
+        return
+    temperature, logits = both_begins(model, **config)
     assert (kw.get_temperature(temperature), kw.get_temperature(logits)) == (1, 0)
     for mode in (True, False):
         with torch.no_grad():
@@ -363,3 +369,27 @@ def test_linear_layers_by_hand_begin_there_too() -> None:
     kernels = layer.attention(torch.randn(2, 8)) @ layer.warehouse.cells.flatten(1)
     torch.testing.assert_close(kernels[0], kernels[1])
     torch.testing.assert_close(kernels[0] * start_divisor(1), layer.warehouse.cells.flatten(1))
+
+
+def test_layers_that_would_never_wake_are_refused() -> None:
+    """The first is zero and followed by a norm and a ReLU: nothing there has a gradient."""
+    model = nn.Sequential(
+        *(nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.ReLU()),
+        *(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3)),
+    )
+    config = {"budget": "1/2", "in_ratio": 1, "out_ratio": 1}
+    message = r"'stage1': '0' \(1 of 3 layers\) would start from none of its 9 cells.* larger budget than 0.5"
+    with pytest.raises(kw.PlanError, match=message):
+        kw.plan(model, kw.WarehouseConfig(**config, begin="logits"))
+    by_temperature = kw.plan(model, kw.WarehouseConfig(**config))
+    with pytest.raises(kw.PlanError, match=message):
+        by_temperature.with_warehouse("stage1", begin="logits")
+    for wanted in ({"budget": 1}, {"sharing": "layer"}):
+        kw.plan(model, kw.WarehouseConfig(**config | wanted, begin="logits"))
+    converted = kw.convert(model, by_temperature)  # and by temperature it does wake
+    x = torch.randn(4, 16, 8, 8)
+    for tau, awake in ((1, False), (0.9, True)):
+        kw.set_temperature(converted, tau)
+        converted.zero_grad()
+        converted(x).square().sum().backward()
+        assert bool(converted[0].attention.fc2.weight.grad.any()) == awake

@@ -1,6 +1,7 @@
 """Learning rates of a converted network's parameters: which are smaller, by how much, and why by that."""
 
 import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import kernelwarehouse as kw
+from kernelwarehouse.attention import Attention, AttentionShape
 from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.layers import WarehouseLayer
 from kernelwarehouse.step_sizes import START_FACTOR, logit_parameters, logits_factor
@@ -49,8 +51,10 @@ def kernels_after_a_step(layer: WarehouseLayer, hidden: Tensor, wanted: Tensor, 
 
 
 @pytest.mark.parametrize("begin", ["temperature", "logits"])
-@pytest.mark.parametrize("budget", [1, 4])
-def test_with_its_factor_a_step_of_the_logits_moves_kernels_as_far_as_one_of_the_cells(begin: Any, budget: int) -> None:
+@pytest.mark.parametrize(("budget", "most"), [("1/2", 3), (1, 2), (4, 2)])  # at 1/2, half start from nothing
+def test_with_its_factor_a_step_of_the_logits_moves_kernels_as_far_as_one_of_the_cells(
+    begin: Any, budget: Any, most: int
+) -> None:
     """Kernels that lie in the span of the cells; one sample, so that nothing averages out."""
     model = network(config=kw.WarehouseConfig(budget=budget, begin=begin)).double()
     kw.set_temperature(model, 0.0)
@@ -65,7 +69,7 @@ def test_with_its_factor_a_step_of_the_logits_moves_kernels_as_far_as_one_of_the
             coefficients = torch.randn(1, mixtures, len(cells), generator=generator, dtype=torch.float64)
             through[part] += float(kernels_after_a_step(layer, hidden, coefficients @ cells, part))
         # Cells are taken for orthogonal, which many small ones are not.
-        assert 0.5 < factor * through["logits"] / through["cells"] < 2, (factor, through)
+        assert 1 / most < factor * through["logits"] / through["cells"] < most, (factor, through)
 
 
 def named(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
@@ -82,7 +86,13 @@ def test_a_static_network_keeps_its_rate_and_decays_kernels_only() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     found = named(model, kw.parameter_groups(model, 0.1, 0.01))
     assert found == {"0.weight": (0.1, 0.01)} | dict.fromkeys(("0.bias", "1.weight", "1.bias"), (0.1, 0.0))
-    assert named(model, kw.parameter_groups(model, 0.1, 0.01, no_decay=["0.weight"]))["0.weight"] == (0.1, 0.0)
+
+
+@pytest.mark.parametrize("kind", [list, set, iter])
+def test_further_names_do_not_decay_whatever_they_come_in(kind: Callable[[list[str]], Iterable[str]]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    found = named(model, kw.parameter_groups(model, 0.1, 0.01, no_decay=kind(["0.weight"])))
+    assert (found["0.weight"], found["1.weight"]) == ((0.1, 0.0), (0.1, 0.01))
 
 
 def test_by_temperature_all_that_makes_kernels_has_a_larger_rate_until_the_start_is_over() -> None:
@@ -183,6 +193,13 @@ def test_every_attention_function_and_the_low_rank_form_have_a_factor(function: 
     for settings in ({"attention": function}, {"low_rank": 0.5}):
         for layer in layers(network(config=kw.WarehouseConfig(**settings))):
             assert 0 < logits_factor(layer.attention, layer.warehouse.cells) <= 1
+
+
+def test_mixtures_of_the_zero_cell_alone_can_still_be_learnt() -> None:
+    shape = AttentionShape(in_channels=16, mixtures=4, cells=3, hidden=16, begin="logits")
+    attention = Attention(shape, torch.zeros(4, 3, dtype=torch.bool))
+    assert not attention(torch.randn(2, 16)).any()
+    assert 0 < logits_factor(attention, torch.randn(3, 8, 8)) <= 1
 
 
 @pytest.mark.parametrize(

@@ -69,13 +69,14 @@ def parameter_groups(
             raise ConfigError(f"{name} (={value!r}) must be a number from 0 on")
     if isinstance(no_decay, str):
         raise ConfigError(f"no_decay (={no_decay!r}) must be a list of names")
+    left_out = list(no_decay)  # what can be gone through once only would be used up by the check
     inner = _unwrapped(model)
     known = dict(inner.named_parameters(remove_duplicate=False))
-    for name in no_decay:
+    for name in left_out:
         if name not in known:
             raise ConfigError(f"no_decay names {name!r}, which is no parameter of the network")
     wishes = getattr(inner, "no_weight_decay", None)
-    names = {*no_decay, *(wishes() if callable(wishes) else ())}
+    names = {*left_out, *(wishes() if callable(wishes) else ())}
     undecayed = {id(parameter) for name, parameter in known.items() if name in names or parameter.ndim < 2}
     for module in inner.modules():
         if isinstance(module, Attention):
@@ -159,6 +160,8 @@ def logits_factor(attention: Attention, cells: Tensor) -> float:
     signs = torch.randint(0, 2, logits.shape, generator=_generator(), device="cpu").to(logits) * 2 - 1
     attentions, slopes = torch.func.jvp(function, (logits,), (signs,))[:2]
     through_cells = attentions.square().sum(-1).mean()
+    if through_cells == 0:  # all mixtures are of the zero cell: as if each had one, or a rate of 0 would keep them so
+        through_cells = torch.ones_like(through_cells)
     size = cells.detach().to("cpu", torch.float64).flatten(1).square().sum(1).mean()
     through_logits = size * (hidden.square().sum(1).mean() + 1) * slopes.square().mean()
     return min(1.0, float(through_cells / through_logits)) if through_logits > 0 else 1.0

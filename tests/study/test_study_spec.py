@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from small_studies import HEAD, STATIC, UPGRADED, WHOLE, study_of, write_study
+from small_studies import HEAD, STATIC, TWIN, UPGRADED, WHOLE, study_of, write_study
 
 from kernelwarehouse.errors import StudyError
 from kernelwarehouse.study.jobs import plan_jobs
@@ -21,6 +21,18 @@ def test_a_study_is_what_its_file_says(tmp_path: Path) -> None:
     assert study.parts(study.method("upgraded"), "final") == (2, 2)
     recipe = study.recipe_of(study.method("twin"), 3, 0.25, 0.125)
     assert (recipe.epochs, recipe.learning_rate, recipe.weight_decay, recipe.batch_size) == (3, 0.25, 0.125, 16)
+
+
+def test_a_method_has_the_recipe_of_its_network_and_the_overrides_have_the_last_word(tmp_path: Path) -> None:
+    text = (HEAD + STATIC + TWIN).replace('"small"', '"advanced_published"').replace("kw1x_", "kw1d4x_")
+    study = study_of(tmp_path, text)
+    recipes = {method.name: study.recipe_of(method, 4, 0.1, 0.0) for method in study.methods}
+    assert {name: (recipe.mixup, recipe.cutmix) for name, recipe in recipes.items()} == {
+        "static": (0.8, 1.0),
+        "twin": (0.0, 0.0),
+    }
+    overridden = study_of(tmp_path, text.replace("flip = 0.0", "mixup = 0.2"))
+    assert overridden.recipe_of(overridden.method("twin"), 4, 0.1, 0.0).mixup == 0.2
 
 
 def test_trials_are_as_long_as_final_runs_by_default(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Networks of runs that begin with the weights of another one."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import kernelwarehouse as kw
-from kernelwarehouse.errors import CheckpointError
+from kernelwarehouse.errors import CheckpointError, ConfigError
 from kernelwarehouse.training.network import build_network
 from kernelwarehouse.training.recipe import load_recipe
 from tiny_things import TINY_RESNET
@@ -15,8 +16,10 @@ from tiny_things import TINY_RESNET
 VISIBLE = TINY_RESNET | {"zero_init_last": False}
 
 
-def network(name: str, *, classes: int = 4, seed: int = 0, weights: Path | None = None) -> torch.nn.Module:
-    return build_network(name, load_recipe("small"), classes, seed=seed, arguments=VISIBLE, weights=weights)
+def network(
+    name: str, *, classes: int = 4, seed: int = 0, weights: Path | None = None, recipe: str = "small", **arguments: Any
+) -> torch.nn.Module:
+    return build_network(name, load_recipe(recipe), classes, seed=seed, arguments=VISIBLE | arguments, weights=weights)
 
 
 @pytest.fixture
@@ -55,3 +58,15 @@ def test_another_static_network_is_refused(tmp_path: Path) -> None:
     kw.save(other, tmp_path / "other")
     with pytest.raises(CheckpointError, match=r"other holds a static network that cannot be converted .*--from wants"):
         network("kw1x_resnet18", weights=tmp_path / "other")
+
+
+def test_fine_tuning_does_not_forget_a_static_network_at_once(static: torch.nn.Module, tmp_path: Path) -> None:
+    """Recipe `finetune` has no temperature, and attentions that begin by it are random without it."""
+    with pytest.raises(ConfigError, match=r"kw1x_resnet18 .*tau_epochs is 0.*begin=logits, or --set tau_epochs=1"):
+        network("kw1x_resnet18", weights=tmp_path / "static", recipe="finetune")
+    twin = network("kw1x_resnet18", weights=tmp_path / "static", recipe="finetune", begin="logits").eval()
+    images = torch.randn(5, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(twin(images), static(images), rtol=1e-4, atol=1e-5)
+    kw.save(network("kw1x_resnet18"), tmp_path / "twin")
+    network("kw1x_resnet18", weights=tmp_path / "twin", recipe="finetune")  # its attentions are learnt already

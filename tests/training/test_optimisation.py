@@ -130,3 +130,23 @@ def test_matched_steps_follow_the_schedule_and_outlive_a_checkpoint() -> None:
     assert [group["lr_scale"] for group in again.param_groups] == factors
     plain = make_optimizer(model, recipe.with_overrides({"matched_steps": False}))
     assert not any("lr_scale" in group for group in plain.param_groups)
+
+
+def test_factors_for_sgd_with_another_optimiser_are_told() -> None:
+    """And still used, since that is what was asked for."""
+    torch.manual_seed(0)
+    model = timm.create_model("kw1x_resnet18", num_classes=4, **TINY_RESNET)
+    recipe = load_recipe("small")
+    factors = {group["lr_scale"] for group in make_optimizer(model, recipe).param_groups}
+    adamw = recipe.with_overrides({"optimizer": "adamw"})
+    with pytest.warns(kw.KernelWarehouseWarning, match=r"'adamw'.* meant for SGD.* set matched_steps=false") as caught:
+        optimizer = make_optimizer(model, adamw)
+    assert len(caught) == 1
+    assert {group["lr_scale"] for group in optimizer.param_groups} == factors
+    # Nothing to tell: these are errors in tests.
+    for name in ("sgd", "nesterov", "momentum", "sgdw"):
+        make_optimizer(model, recipe.with_overrides({"optimizer": name}))
+    make_optimizer(model, adamw.with_overrides({"matched_steps": False}))
+    make_optimizer(nn.Linear(2, 2), adamw)
+    kw.set_temperature(model, 0.0)  # as with `tau_epochs = 0`: all factors are 1
+    make_optimizer(model, adamw)

@@ -86,6 +86,13 @@ class PlannedWarehouse:
                 f"{where} ({names}): start {self.start!r} gives mixtures cells that they do not see with sharing "
                 "'none', and their logits cannot begin there; start 'one_to_one' in a warehouse of one layer is wanted"
             )
+        if self.begin == "logits" and (asleep := self._start_as_zero()):
+            # By temperature, attentions take over as it falls; here a norm and a ReLU would let no gradient through.
+            raise PlanError(
+                f"{where}: {', '.join(map(repr, asleep[:3]))} ({len(asleep)} of {len(self.layers)} layers) would start "
+                f"from none of its {self.cells} cells, as zero, and begun at the logits might stay so; a larger budget "
+                f"than {self.budget:g}, sharing 'layer' or begin 'temperature' is wanted"
+            )
 
     def _starts_from_own_cells(self) -> bool:
         for partition, ranges in zip(self.partitions, self.starts(), strict=True):
@@ -95,6 +102,9 @@ class PlannedWarehouse:
             ):
                 return False
         return True
+
+    def _start_as_zero(self) -> list[str]:
+        return [layer.spec.label for layer, ranges in zip(self.layers, self.starts(), strict=True) if not any(ranges)]
 
     def _check_layer(self, layer: PlannedLayer, where: str) -> None:
         try:

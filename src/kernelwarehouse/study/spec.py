@@ -182,7 +182,9 @@ class Study:
 
     def recipe_of(self, method: Method, epochs: int, rate: float, decay: float) -> Recipe:
         decided = {"epochs": epochs, "learning_rate": rate, "weight_decay": decay}
-        return load_recipe(self.recipe).with_overrides({**self.overrides, **method.overrides, **decided})
+        changes = {**self.overrides, **method.overrides, **decided}
+        # Exceptions for the network come first, for a run is given fields without them.
+        return load_recipe(self.recipe).for_model(method.model).with_overrides(changes)
 
 
 def load_study(path: Path) -> Study:

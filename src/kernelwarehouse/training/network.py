@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernelwarehouse.attention import Attention
 from kernelwarehouse.builder import builder_of, remember_builder
 from kernelwarehouse.conversion import convert, plan_of
 from kernelwarehouse.data.seeds import derive_seed, seed_generators
@@ -44,8 +45,8 @@ def build_network(
         drop_evenly(model, everything["drop_path_rate"])
     if builder_of(model) is None:
         remember_builder(model, name, everything)
-    if weights is not None:
-        copy_weights(model, weights)
+    if weights is not None and copy_weights(model, weights) and not recipe.tau_epochs:
+        _refuse_forgetting(model, name)
     return model
 
 
@@ -69,12 +70,15 @@ def check_fits(model: nn.Module, name: str, *, image_size: int, classes: int) ->
         )
 
 
-def copy_weights(model: nn.Module, folder: Path) -> None:
+def copy_weights(model: nn.Module, folder: Path) -> bool:
     """Take over what the network in `folder` has learnt. A classifier for other classes stays as it is, new.
 
-    A static network is converted as the model was: its kernels become the model's cells.
+    A static network is converted as the model was: its kernels become the model's cells. Whether that was so is
+    returned.
     """
-    state = _as_converted(load(folder), plan_of(model), folder).state_dict()
+    source = load(folder)
+    converted = _as_converted(source, plan_of(model), folder)
+    state = converted.state_dict()
     own = model.state_dict()
     classifier = getattr(model, "default_cfg", {}).get("classifier") or ()
     heads = tuple(f"{head}." for head in ([classifier] if isinstance(classifier, str) else classifier))
@@ -94,6 +98,16 @@ def copy_weights(model: nn.Module, folder: Path) -> None:
         for name, tensor in own.items():
             if tensor.shape == state[name].shape:
                 tensor.copy_(state[name])
+    return converted is not source
+
+
+def _refuse_forgetting(model: nn.Module, name: str) -> None:
+    """At temperature 0, attentions that begin by it are new and random, whatever the cells hold."""
+    if any(isinstance(module, Attention) and module.follows_temperature for module in model.modules()):
+        raise ConfigError(
+            f"{name} is made of a static network and begins by temperature, but tau_epochs is 0: what the static "
+            "weights have learnt would be lost at once; use --model-arg begin=logits, or --set tau_epochs=1"
+        )
 
 
 def _as_converted(source: nn.Module, plan: Plan | None, folder: Path) -> nn.Module:

@@ -1,5 +1,6 @@
 """Optimiser, learning rate, loss and mixing of images, from the recipe. The parts are timm's and torch's."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kernelwarehouse.attention import Attention
-from kernelwarehouse.errors import RecipeError
+from kernelwarehouse.errors import KernelWarehouseWarning, RecipeError
 from kernelwarehouse.step_sizes import divided, logit_parameters
 from kernelwarehouse.training.recipe import EngineRecipe, Recipe
 
@@ -66,10 +67,25 @@ def match_steps(groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str
     ]
 
 
+def _tell_unmeant(groups: list[dict[str, Any]], recipe: EngineRecipe) -> None:
+    """Warn where factors meet an optimiser that they are not derived for. A study may want just that, so go on."""
+    name = recipe.optimizer
+    grows = "sgd" in name or name.startswith(("nesterov", "momentum"))
+    if not grows and any(group["lr_scale"] != 1 for group in groups):
+        warnings.warn(
+            f"matched_steps is true and optimizer is {name!r}: the rates of cells and attentions are multiplied by "
+            "factors that are meant for SGD, whose steps grow with the gradient; for other optimisers set "
+            "matched_steps=false",
+            KernelWarehouseWarning,
+            stacklevel=3,
+        )
+
+
 def make_optimizer(model: nn.Module, recipe: EngineRecipe) -> Optimizer:
     groups = decay_groups(model, recipe)
     if recipe.matched_steps:
         groups = match_steps(groups, model)
+        _tell_unmeant(groups, recipe)
     try:
         return create_optimizer_v2(
             groups, opt=recipe.optimizer, lr=recipe.learning_rate, weight_decay=0.0, momentum=recipe.momentum
