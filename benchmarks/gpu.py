@@ -9,6 +9,7 @@ launches and bytes on fake tensors. `--device cpu` runs the same code on the CPU
 import argparse
 import gc
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,9 @@ def check(strategy: Strategy, dtype: str, device: torch.device) -> Check:
                 error = _error(strategy, x, mixing, cells, geometry)
             except (RuntimeError, NotImplementedError) as failure:
                 return Check(strategy.name, dtype, layers, float("inf"), f"{name}, {layout}: {failure}")
-            if not error <= worst:  # a comparison with NaN is false
+            if math.isnan(error):  # nothing is larger, and nothing finite may come after it
+                return Check(strategy.name, dtype, layers, error, f"{name}, {layout}")
+            if error > worst:
                 worst, where = error, f"{name}, {layout}"
     return Check(strategy.name, dtype, layers, worst, where)
 
@@ -130,10 +133,10 @@ def _error(strategy: Strategy, x: Tensor, mixing: tuple[Tensor, ...], cells: Ten
         with torch.no_grad():
             out = strategy.forward(x, *mixing, cells, geometry)
             found = [out, *strategy.backward(grad.to(x.device), x, *mixing, cells, geometry, True)]
-    return max(
-        ((got.detach().cpu().double() - right).norm() / right.norm()).item()
-        for got, right in zip(found, wanted, strict=True)
-    )
+    errors = [
+        (got.detach().cpu().double() - right).norm() / right.norm() for got, right in zip(found, wanted, strict=True)
+    ]
+    return torch.stack(errors).max().item()  # NaN where one is, which Python's own may pass over
 
 
 def milliseconds(run: Callable[[], object], device: torch.device, rounds: int) -> float:

@@ -1,5 +1,6 @@
 """The command for a person with a GPU runs where there is none, and what it writes is what layers then do."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,15 @@ def test_the_table_is_what_the_route_reads(tmp_path: Path, monkeypatch: pytest.M
     }
 
 
+@pytest.mark.parametrize("factor", [1.1, math.nan])
 def test_a_strategy_that_is_wrong_is_found_and_nothing_is_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def wrong(*arguments: object) -> tuple[torch.Tensor | None, ...]:
+        """For one layer out of many, whose errors come neither first nor last."""
         grads = list(grouped.backward(*arguments))
-        grads[2] = grads[2] * 1.1
+        if arguments[4] == gpu.LAYERS["3x3, stride 2"][0]:
+            grads[2] = grads[2] * factor
         return tuple(grads)
 
     monkeypatch.setitem(STRATEGIES, "grouped", Strategy("grouped", grouped.forward, wrong))
@@ -48,7 +52,7 @@ def test_a_strategy_that_is_wrong_is_found_and_nothing_is_timed(
     assert not out.exists()
     failed = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
     assert failed
-    assert all("grouped" in line for line in failed)
+    assert all("grouped" in line and "3x3, stride 2" in line for line in failed)
 
 
 def test_counting_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
