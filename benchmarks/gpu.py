@@ -24,10 +24,8 @@ from benchmarks.cases import MODES, converted_network
 from benchmarks.launches import count_network, total
 from benchmarks.routing import Place, places
 from kernelwarehouse._files import write_file
-from kernelwarehouse.assemble import STRATEGIES, Geometry, hidden, route, route_table, routing
-from kernelwarehouse.assemble.layout import channels_last
+from kernelwarehouse.assemble import STRATEGIES, Geometry, route, route_table, routing
 from kernelwarehouse.assemble.measure import Times, choose
-from kernelwarehouse.assemble.question import Question
 from kernelwarehouse.assemble.route_table import Choice
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.partition import Partition
@@ -163,8 +161,10 @@ def time_layer(place: Place, x: Tensor, mode: str, rounds: int) -> tuple[str, Ti
     layer, geometry, shape = place.layer, place.layer.geometry, place.layer.attention.shape
     tokens = x if geometry.spatial_axes else x.reshape(len(x), -1, x.shape[-1])
     cells = x.new_ones(shape.cells, *geometry.partition.cell_shape)
-    forward, backward, question = {}, {}, _question(place, tokens, mode)
-    for strategy in routing._candidates(tokens, question):
+    training = mode == "training"
+    asked = routing.ask(tokens, cells, geometry, layer.attention, training=training, wants_input=training)
+    forward, backward = {}, {}
+    for strategy in routing._candidates(tokens, asked):
         name, mixtures = strategy.name, shape.mixtures
         mixing = (
             (x.new_full((len(x), mixtures, shape.cells), 0.1),)
@@ -177,36 +177,17 @@ def time_layer(place: Place, x: Tensor, mode: str, rounds: int) -> tuple[str, Ti
         given = tokens, *mixing, cells
         with torch.no_grad():
             forward[name] = milliseconds(lambda s=strategy, g=given: s.forward(*g, geometry), x.device, rounds)  # type: ignore[misc]
-            if mode == "training":
+            if training:
                 grad = torch.ones_like(strategy.forward(*given, geometry))
                 backward[name] = milliseconds(
                     lambda s=strategy, g=given, d=grad: s.backward(d, *g, geometry, True),  # type: ignore[misc]
                     x.device,
                     rounds,
                 )
-    usual = route(tokens, cells, geometry, layer.attention, training=mode == "training")
+    usual = route(tokens, cells, geometry, layer.attention, training=training, wants_input=training)
     times = Times(forward, backward)
     choice = choose(times, Choice(usual.forward, usual.backward), STRATEGIES)
-    return question.key(), times, choice
-
-
-def _question(place: Place, x: Tensor, mode: str) -> Question:
-    """As `route` asks it."""
-    shape = place.layer.attention.shape
-    through_hidden = hidden.obstacle(place.layer.attention) is None and hidden.saves(len(x), place.layer.attention)
-    return Question(
-        place.layer.geometry,
-        tuple(x.shape),
-        x.dtype,
-        x.device,
-        channels_last(x),
-        torch.get_num_threads() if x.device.type == "cpu" else 0,
-        shape.cells,
-        shape.units if through_hidden else 0,
-        0,
-        False,
-        mode == "training",
-    )
+    return asked.key(), times, choice
 
 
 def inputs(place: Place, chosen: argparse.Namespace) -> Iterator[tuple[Tensor, str]]:

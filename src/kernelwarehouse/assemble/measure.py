@@ -46,7 +46,7 @@ def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: 
     Of large batches some samples have to do, where the time of a sample does not depend on how many there are.
     """
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        wants_input, x, cells = x.requires_grad, x.detach(), cells.detach()
+        x, cells = x.detach(), cells.detach()
         calls = {strategy.name: _Call.of(strategy, x, cells, question) for strategy in candidates}
         forward = best_times({name: call.forward for name, call in calls.items()})
         backward = {}
@@ -54,7 +54,7 @@ def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: 
             grads = {name: torch.ones_like(call.forward()) for name, call in calls.items()}
             _give_memory_back()
             backward = best_times(
-                {name: partial(call.backward, grads[name], wants_input) for name, call in calls.items()}
+                {name: partial(call.backward, grads[name], question.wants_input) for name, call in calls.items()}
             )
             del grads
         _give_memory_back()

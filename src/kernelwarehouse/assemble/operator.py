@@ -124,7 +124,9 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     geometry = _from_lists(kernel, cell, stride, padding, dilation, groups)
     with torch.autocast(x.device.type, enabled=False):
-        strategy = STRATEGIES[route(x, cells, geometry, training=True).backward or "grouped"]
+        # What is given here requires no gradient, whatever was asked for.
+        way = route(x, cells, geometry, training=True, wants_input=wants_input)
+        strategy = STRATEGIES[way.backward or "grouped"]
         backward = strategy.backward or STRATEGIES["grouped"].backward  # of the definition, as a convolution
         if backward is None:
             raise StrategyError(f"strategy {strategy.name!r} has no backward, and none stands in for it")

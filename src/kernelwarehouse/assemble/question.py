@@ -23,6 +23,7 @@ class Question(NamedTuple):
     basis: int  # units of a basis that is at hand, else 0
     compact: bool  # whether that basis is kept in 16 bits
     training: bool
+    wants_input: bool  # whether training asks for the gradient of the input
 
     @property
     def positions(self) -> int:
@@ -50,8 +51,13 @@ class Question(NamedTuple):
             f"{_device_name(self.device)}{threads}, {str(self.dtype).removeprefix('torch.')}{layout}: "
             f"{_times(partition.kernel_shape)}{sliding} of {self.cells} cells {_times(partition.cell_shape)}{mixing}, "
             f"batch {_bucket(self.shape[0])}, {_bucket(self.positions)} positions, "
-            f"{'training' if self.training else 'inference'}"
+            f"{self._mode()}"
         )
+
+    def _mode(self) -> str:
+        if not self.training:
+            return "inference"
+        return "training" if self.wants_input else "training, no gradient of the input"
 
 
 def _times(sizes: tuple[int, ...]) -> str:

@@ -83,11 +83,13 @@ def route(
     attention: Attention | None = None,
     prepared: Prepared | None = None,
     training: bool | None = None,
+    wants_input: bool | None = None,
 ) -> Route:
     """How to evaluate a layer on this input.
 
     Without the branch that its attentions come from, where only those are known. A call is taken for one of training
-    where gradients are recorded, unless `training` says otherwise.
+    where gradients are recorded, unless `training` says otherwise; then the input's gradient is wanted where the input
+    requires it, unless `wants_input` says otherwise.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return Route("plain", None, "traced: compilers and function transforms should see the definition")
@@ -97,18 +99,7 @@ def route(
     if wanted is not None:
         _require(STRATEGIES[wanted], x, geometry, attention)
         return Route(wanted, wanted, "forced")
-    training = torch.is_grad_enabled() if training is None else training
-    batch, basis, compact, units = x.shape[0], 0, False, 0
-    if attention is not None:
-        if prepared is not None and prepared.usable(x, attention, cells):
-            basis, compact = attention.shape.units, prepared.steps is not None
-        elif hidden.saves(batch, attention) and hidden.obstacle(attention) is None:
-            units = attention.shape.units
-    last = channels_last(x)
-    threads = torch.get_num_threads() if x.device.type == "cpu" else 0
-    question = Question(
-        geometry, x.shape, x.dtype, x.device, last, threads, len(cells), units, basis, compact, training
-    )
+    question = ask(x, cells, geometry, attention, prepared, training, wants_input)
     if recorded():
         return _for_any_batch(_by_rule(x, question))
     global _answered_at
@@ -123,6 +114,30 @@ def route(
                 _answers.clear()
             _answers[question] = answer
     return answer
+
+
+def ask(
+    x: Tensor,
+    cells: Tensor,
+    geometry: Geometry,
+    attention: Attention | None = None,
+    prepared: Prepared | None = None,
+    training: bool | None = None,
+    wants_input: bool | None = None,
+) -> Question:
+    """What the answer of `route` depends on."""
+    training = torch.is_grad_enabled() if training is None else training
+    wants_input = training and (x.requires_grad if wants_input is None else wants_input)
+    basis, compact, units = 0, False, 0
+    if attention is not None:
+        if prepared is not None and prepared.usable(x, attention, cells):
+            basis, compact = attention.shape.units, prepared.steps is not None
+        elif hidden.saves(x.shape[0], attention) and hidden.obstacle(attention) is None:
+            units = attention.shape.units
+    last = channels_last(x)
+    threads = torch.get_num_threads() if x.device.type == "cpu" else 0
+    sizes = len(cells), units, basis
+    return Question(geometry, x.shape, x.dtype, x.device, last, threads, *sizes, compact, training, wants_input)
 
 
 def _require(strategy: Strategy, x: Tensor, geometry: Geometry, attention: Attention | None) -> None:
