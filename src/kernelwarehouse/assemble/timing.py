@@ -33,9 +33,9 @@ def best_times(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    # What one thread computes is told by the processor's clock, whatever else the machine does; how well several work
-    # together is not.
-    now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    # What one thread computes is told by its own clock, whatever the machine and other threads (loaders, servers) do;
+    # how well several work together is not.
+    now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     start = now()
     run()
     return now() - start
