@@ -253,7 +253,7 @@ def write(choices: dict[str, Choice], out: Path | None, console: Console) -> Non
         return
     for key, choice in choices.items():
         route_table.remember(key, choice)
-    console.print(f"{len(choices)} choices are kept for this machine in {route_table.machine_file()}")
+    console.print(f"{len(choices)} choices are kept for this machine in {route_table.machine_file() or 'no file'}")
 
 
 def paper(chosen: argparse.Namespace, console: Console) -> None:

@@ -1,10 +1,13 @@
 """Choices that were measured: the machine's own file, those of a run, and pinned ones."""
 
 import json
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 
 from kernelwarehouse.assemble import route_table, routing
@@ -15,7 +18,6 @@ from kernelwarehouse.layers import Conv2d
 
 
 def test_a_damaged_file_of_the_machine_is_replaced(measuring: Path) -> None:
-    measuring.parent.mkdir()
     measuring.write_text("{")
     layer = Conv2d(16, 32, 3, config=WarehouseConfig(2))
     layer(torch.randn(2, 16, 6, 6))
@@ -23,11 +25,72 @@ def test_a_damaged_file_of_the_machine_is_replaced(measuring: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(measuring: Path) -> None:
+    measuring.parent.rmdir()
     measuring.parent.write_text("a file where the folder should be")
     layer = Conv2d(16, 32, 3, config=WarehouseConfig(2))
     layer(torch.randn(2, 16, 6, 6))
     assert layer.route is not None
     assert layer.route.reason.startswith("measured")
+
+
+def test_what_other_processes_have_measured_meanwhile_stays(measuring: Path) -> None:
+    route_table.remember("old", Choice("grouped"))
+    theirs = {"old": Choice("matmul"), "new": Choice("native")}
+    measuring.write_text(json.dumps(route_table.to_json(theirs)))
+    route_table.remember("ours", Choice("windows"))
+    assert route_table.read(measuring) == {**theirs, "ours": Choice("windows")}
+
+
+def test_who_writes_keeps_others_from_it(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route_table, "_PATIENCE", 0.0)
+    with FileLock(measuring.with_suffix(".lock")):
+        route_table.remember("ours", Choice("windows"))
+    assert not measuring.exists()
+    assert route_table.known("ours") == Choice("windows")
+
+
+def test_everybody_s_umask_does_not_make_the_file_untrusted(measuring: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = os.umask(0)
+    try:
+        route_table.remember("ours", Choice("windows"))
+    finally:
+        os.umask(before)
+    assert route_table._read_own(measuring) == {"ours": Choice("windows")}
+    assert not caplog.messages
+
+
+def test_a_place_is_found_where_kernels_find_theirs(
+    measuring: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual folder, or that of this user alone; without either, choices hold for the process."""
+    own = tmp_path / f"kernelwarehouse-{os.geteuid()}"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "access", lambda path, mode: False)
+        assert route_table.machine_file.__wrapped__() == own / measuring.name
+        measuring.write_text("")  # what is there is read
+        assert route_table.machine_file.__wrapped__() == measuring
+    with monkeypatch.context() as homeless:
+        homeless.delenv("TORCH_EXTENSIONS_DIR")
+        homeless.delenv("XDG_CACHE_HOME", raising=False)
+        homeless.setattr(Path, "home", _no_home)
+        assert route_table.machine_file.__wrapped__() == own / measuring.name
+    measuring.parent.chmod(0o777)
+    assert route_table.machine_file.__wrapped__() == own / measuring.name
+    own.chmod(0o777)
+    assert route_table.machine_file.__wrapped__() is None
+
+
+def _no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_without_a_place_choices_hold_for_the_process(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as nowhere:
+        nowhere.setattr(route_table, "machine_file", lambda: None)
+        route_table.remember("ours", Choice("windows"))
+        assert route_table.known("ours") == Choice("windows")
+    assert not measuring.exists()
 
 
 def _key_of(layer: nn.Module, x: Tensor, measuring: Path) -> str:
