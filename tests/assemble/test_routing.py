@@ -23,6 +23,7 @@ from kernelwarehouse.assemble import (
     route_table,
     routing,
 )
+from kernelwarehouse.assemble.basis import Prepared
 from kernelwarehouse.assemble.measure import Times, choose
 from kernelwarehouse.assemble.operator import evaluate_as_operator
 from kernelwarehouse.assemble.route_table import Choice
@@ -239,6 +240,30 @@ def test_sizes_that_are_nearly_alike_share_a_choice(measuring: Path) -> None:
         for batch, side in ((13, 18), (16, 18), (14, 17), (2, 18)):
             layer(torch.randn(batch, 16, side, side))
     assert len(route_table.read(measuring)) == 2
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_basis_is_timed_beside_the_others_and_can_be_pinned(
+    measuring: Path, compact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = Conv2d(64, 64, 3, config=WarehouseConfig(16)).eval(), torch.randn(2, 64, 4, 4)
+    layer.prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry, compact and COMPILED)
+    with torch.no_grad():
+        layer(x)
+        assert layer.route is not None
+        assert "basis " in layer.route.reason
+        [(key, choice)] = route_table.read(measuring).items()
+        assert ("compact basis" in key) == (compact and COMPILED)
+        assert choice.forward == layer.route.forward
+        for way in ("basis", "grouped"):
+            with route_table.keeping({key: Choice(way)}):
+                layer(x)
+                assert layer.route.forward == way
+        monkeypatch.setenv(route_table.VARIABLE, route_table.BY_RULE)
+        routing._answers.clear()
+        layer(x)
+    assert layer.route.forward == "basis"
+    assert layer.route.reason.startswith("prepared")
 
 
 def test_mixing_through_the_hidden_vector_is_a_candidate_where_it_saves(

@@ -83,6 +83,9 @@ class _Call:
         if strategy.mixing == "weights":
             x = x[:_SAMPLES]
             mixing: tuple[Tensor, ...] = (x.new_full((len(x), mixtures, question.cells), 0.1),)
+        elif strategy.mixing == "basis":
+            every_other = torch.arange(len(x))[:, None] + torch.arange(question.basis)  # as a ReLU leaves them
+            mixing = 0.1 * (every_other % 2).to(x), x.new_full((len(x), mixtures), 0.1)
         else:
             mixing = (
                 x.new_full((len(x), mixtures, units), 0.1),
@@ -105,7 +108,7 @@ def choose(times: Times, usual: Choice, strategies: Mapping[str, Strategy]) -> C
     Forward and backward of strategies that mix with attentions can be combined at will; those that mix with their
     factors go together.
     """
-    free = [name for name in times.forward if strategies[name].mixing == "weights"]
+    free = [name for name in times.forward if strategies[name].mixing != "factors"]
     best = Choice(
         _least(times.forward, free, usual.forward),
         _least(times.backward, free, usual.backward) if times.backward else None,

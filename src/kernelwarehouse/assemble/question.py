@@ -44,7 +44,8 @@ class Question(NamedTuple):
             )
             if any(size != usual for size in sizes)
         )
-        mixing = "".join(f" {name} {count}" for name, count in (("units", self.units), ("basis", self.basis)) if count)
+        kept = "compact basis" if self.compact else "basis"
+        mixing = "".join(f" {name} {count}" for name, count in (("units", self.units), (kept, self.basis)) if count)
         layout = " channels last" if self.channels_last else ""
         threads = f", {self.threads} threads" if self.threads else ""
         return (

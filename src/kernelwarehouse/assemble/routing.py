@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from kernelwarehouse.assemble import hidden, route_table
-from kernelwarehouse.assemble.basis import Prepared, saved_seconds
+from kernelwarehouse.assemble.basis import Prepared
 from kernelwarehouse.assemble.context import FORCED, forced, recorded
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.layout import channels_last
 from kernelwarehouse.assemble.measure import choose, measure
 from kernelwarehouse.assemble.question import Question
-from kernelwarehouse.assemble.rates import machine_rates
 from kernelwarehouse.assemble.registry import STRATEGIES
 from kernelwarehouse.assemble.route_table import Choice
 from kernelwarehouse.assemble.strategy import Strategy
@@ -109,7 +108,7 @@ def route(
     answer = _answers.get(question)
     if answer is None:
         with _turn:
-            answer = _answer(x, cells, question, attention)
+            answer = _answer(x, cells, question, prepared)
             if len(_answers) >= _REMEMBERED:
                 _answers.clear()
             _answers[question] = answer
@@ -147,11 +146,11 @@ def _require(strategy: Strategy, x: Tensor, geometry: Geometry, attention: Atten
         raise StrategyError(f"the layer with kernel {kernel} cannot be {strategy.name}: {problem}")
 
 
-def _answer(x: Tensor, cells: Tensor, question: Question, attention: Attention | None) -> Route:
-    if question.basis and attention is not None and _basis_pays(question, attention):
-        return Route("basis", None, f"prepared: mixes {question.basis} kernels instead of {question.cells}")
-    usual = _by_rule(x, question)
-    candidates = _candidates(x, question)
+def _answer(x: Tensor, cells: Tensor, question: Question, prepared: Prepared | None) -> Route:
+    usual, candidates = _by_rule(x, question), _candidates(x, question)
+    if question.basis and prepared is not None:  # what `prepare_inference` has chosen to keep is there to be used
+        usual = Route("basis", None, f"prepared: mixes {question.basis} kernels instead of {question.cells}")
+        candidates.append(prepared.strategy())
     if type(x) is not Tensor or len(candidates) == 1:
         return usual
     key, names = question.key(), [strategy.name for strategy in candidates]
@@ -161,14 +160,9 @@ def _answer(x: Tensor, cells: Tensor, question: Question, attention: Attention |
     if x.device.type != "cpu" or not route_table.measures():
         return usual
     times = measure(candidates, x, cells, question)
-    choice = choose(times, Choice(usual.forward, usual.backward), STRATEGIES)
+    choice = choose(times, Choice(usual.forward, usual.backward), dict(zip(names, candidates, strict=True)))
     route_table.remember(key, choice)
     return Route(choice.forward, choice.backward, f"measured: {times}")
-
-
-def _basis_pays(question: Question, attention: Attention) -> bool:
-    rates = machine_rates(question.device, question.threads)
-    return saved_seconds(question.shape[0], attention, question.geometry, rates, question.compact) > 0
 
 
 def _candidates(x: Tensor, question: Question) -> list[Strategy]:
