@@ -156,8 +156,8 @@ def milliseconds(run: Callable[[], object], device: torch.device, rounds: int) -
     return best
 
 
-def time_layer(place: Place, x: Tensor, mode: str, rounds: int) -> tuple[str, Times, Choice]:
-    """The name of calls that are alike, times of every candidate, and the choice."""
+def time_layer(place: Place, x: Tensor, mode: str, rounds: int, console: Console) -> tuple[str, Times, Choice | None]:
+    """The name of calls that are alike, times of every candidate, and the choice; of what fails there is no time."""
     layer, geometry, shape = place.layer, place.layer.geometry, place.layer.attention.shape
     tokens = x if geometry.spatial_axes else x.reshape(len(x), -1, x.shape[-1])
     cells = x.new_ones(shape.cells, *geometry.partition.cell_shape)
@@ -175,19 +175,24 @@ def time_layer(place: Place, x: Tensor, mode: str, rounds: int) -> tuple[str, Ti
             )
         )
         given = tokens, *mixing, cells
-        with torch.no_grad():
-            forward[name] = milliseconds(lambda s=strategy, g=given: s.forward(*g, geometry), x.device, rounds)  # type: ignore[misc]
-            if training:
-                grad = torch.ones_like(strategy.forward(*given, geometry))
-                backward[name] = milliseconds(
-                    lambda s=strategy, g=given, d=grad: s.backward(d, *g, geometry, True),  # type: ignore[misc]
-                    x.device,
-                    rounds,
-                )
-    usual = route(tokens, cells, geometry, layer.attention, training=training, wants_input=training)
+        try:
+            with torch.no_grad():
+                taken = milliseconds(lambda s=strategy, g=given: s.forward(*g, geometry), x.device, rounds)  # type: ignore[misc]
+                if training:
+                    grad = torch.ones_like(strategy.forward(*given, geometry))
+                    backward[name] = milliseconds(
+                        lambda s=strategy, g=given, d=grad: s.backward(d, *g, geometry, True),  # type: ignore[misc]
+                        x.device,
+                        rounds,
+                    )
+            forward[name] = taken
+        except (RuntimeError, NotImplementedError) as failure:  # no memory, most of all: others may do with less
+            console.print(f"{place.name} {asked.key()}: {name} fails: {failure}", style="red", highlight=False)
     times = Times(forward, backward)
-    choice = choose(times, Choice(usual.forward, usual.backward), STRATEGIES)
-    return asked.key(), times, choice
+    if not any(STRATEGIES[name].mixing == "weights" for name in forward):
+        return asked.key(), times, None
+    usual = route(tokens, cells, geometry, layer.attention, training=training, wants_input=training)
+    return asked.key(), times, choose(times, Choice(usual.forward, usual.backward), STRATEGIES)
 
 
 def inputs(place: Place, chosen: argparse.Namespace) -> Iterator[tuple[Tensor, str]]:
@@ -219,14 +224,16 @@ def check_all(chosen: argparse.Namespace, console: Console) -> bool:
     return passed
 
 
-def time_all(chosen: argparse.Namespace, console: Console) -> dict[str, Choice]:
+def time_all(chosen: argparse.Namespace, console: Console) -> None:
     choices: dict[str, Choice] = {}
     for preset in chosen.preset:
         with torch.device("meta"):
             model = converted_network(preset)
         for place in places(model, _side(preset)):
             for x, mode in inputs(place, chosen):
-                key, times, choice = time_layer(place, x, mode, chosen.rounds)
+                key, times, choice = time_layer(place, x, mode, chosen.rounds, console)
+                if choice is None:
+                    continue
                 choices[key] = choice
                 ways = (
                     choice.forward
@@ -238,11 +245,11 @@ def time_all(chosen: argparse.Namespace, console: Console) -> dict[str, Choice]:
                     for name, taken in times.forward.items()
                 }
                 console.print(f"{preset} {place.name} {key}: [bold]{ways}[/]; ms {slower}", highlight=False)
+        write(choices, chosen.out, console)  # after every network: a long run that is broken off has measured something
         del model
         gc.collect()
         if chosen.device.startswith("cuda"):
             torch.cuda.empty_cache()
-    return choices
 
 
 def write(choices: dict[str, Choice], out: Path | None, console: Console) -> None:
@@ -326,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not passed:
         raise SystemExit("a strategy is wrong on this device: nothing was timed; please report the table above")
     if chosen.preset:
-        write(time_all(chosen, console), chosen.out, console)
+        time_all(chosen, console)
 
 
 if __name__ == "__main__":

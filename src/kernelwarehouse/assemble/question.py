@@ -15,6 +15,7 @@ class Question(NamedTuple):
     geometry: Geometry
     shape: tuple[int, ...]  # of the input
     dtype: torch.dtype
+    tf32: bool  # whether products of float32 are rounded to TF32, on a GPU
     device: torch.device
     channels_last: bool
     threads: int  # on a CPU, else 0
@@ -46,7 +47,7 @@ class Question(NamedTuple):
         )
         kept = "compact basis" if self.compact else "basis"
         mixing = "".join(f" {name} {count}" for name, count in (("units", self.units), (kept, self.basis)) if count)
-        layout = " channels last" if self.channels_last else ""
+        layout = (" with tf32" if self.tf32 else "") + (" channels last" if self.channels_last else "")
         threads = f", {self.threads} threads" if self.threads else ""
         return (
             f"{_device_name(self.device)}{threads}, {str(self.dtype).removeprefix('torch.')}{layout}: "

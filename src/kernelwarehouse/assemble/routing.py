@@ -135,8 +135,9 @@ def ask(
             units = attention.shape.units
     last = channels_last(x)
     threads = torch.get_num_threads() if x.device.type == "cpu" else 0
-    sizes = len(cells), units, basis
-    return Question(geometry, x.shape, x.dtype, x.device, last, threads, *sizes, compact, training, wants_input)
+    tf32 = x.device.type == "cuda" and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    kind, sizes = (x.dtype, tf32, x.device, last, threads), (len(cells), units, basis)
+    return Question(geometry, x.shape, *kind, *sizes, compact, training, wants_input)
 
 
 def _require(strategy: Strategy, x: Tensor, geometry: Geometry, attention: Attention | None) -> None:
