@@ -81,7 +81,7 @@ def test_sums_over_kernel_positions_are_accurate(way: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize("way", ["grouped", "pointwise", "windows"])
+@pytest.mark.parametrize("way", ["grouped", "matmul", "pointwise", "windows"])
 def test_channels_last_stays_channels_last(way: str, cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if cut:
         _cut_into_samples(monkeypatch)
