@@ -11,6 +11,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 from kernelwarehouse.assemble import route_table, routing
+from kernelwarehouse.assemble.measure import measure
 from kernelwarehouse.assemble.route_table import Choice
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.errors import StrategyError
@@ -121,6 +122,15 @@ def test_runs_inside_each_other_end_one_by_one(measuring: Path) -> None:
         layer(x)
     assert len(outer) == 1
     assert inner == {}
+
+
+def test_an_answer_from_before_a_run_is_not_kept_for_it(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may begin a run while this one measures."""
+    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
+    monkeypatch.setattr(routing, "measure", lambda *asked: route_table.forget() or measure(*asked))
+    with torch.no_grad():
+        layer(x)
+    assert not routing._answers
 
 
 def test_a_run_keeps_what_it_took(measuring: Path) -> None:

@@ -49,7 +49,8 @@ def force(strategy: str) -> Iterator[None]:
     """Evaluate every layer by this strategy inside the `with` block (backward follows its forward).
 
     For comparisons and second derivatives; without it, each layer takes the way that suits it. What `torch.compile` has
-    made looks at it when it runs, in forward and in backward; there is no second derivative, and no `"hidden"`.
+    made looks at it when it runs, in forward and in backward; there is no second derivative, and no `"hidden"`. On a
+    GPU such a backward runs in a thread of torch's own, which does not see it, and goes by the route.
 
     Arguments:
         strategy: `"plain"` is the definition; `kernelwarehouse.assemble.STRATEGIES` lists all.
@@ -102,16 +103,16 @@ def route(
     if recorded():
         return _for_any_batch(_by_rule(x, question))
     global _answered_at
-    if _answered_at != route_table.changes():
-        _answers.clear()
-        _answered_at = route_table.changes()
-    answer = _answers.get(question)
+    answer = _answers.get(question) if _answered_at == route_table.changes() else None
     if answer is None:
         with _turn:
-            answer = _answer(x, cells, question, prepared)
-            if len(_answers) >= _REMEMBERED:
+            asked_at = route_table.changes()
+            if _answered_at != asked_at or len(_answers) >= _REMEMBERED:
                 _answers.clear()
-            _answers[question] = answer
+                _answered_at = asked_at
+            answer = _answer(x, cells, question, prepared)
+            if asked_at == route_table.changes():  # a run that has begun or ended meanwhile may have others
+                _answers[question] = answer
     return answer
 
 
