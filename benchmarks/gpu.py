@@ -9,6 +9,7 @@ launches and bytes on fake tensors. `--device cpu` runs the same code on the CPU
 import argparse
 import gc
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,10 +24,8 @@ from benchmarks.cases import MODES, converted_network
 from benchmarks.launches import count_network, total
 from benchmarks.routing import Place, places
 from kernelwarehouse._files import write_file
-from kernelwarehouse.assemble import STRATEGIES, Geometry, hidden, route, route_table, routing
-from kernelwarehouse.assemble.layout import channels_last
+from kernelwarehouse.assemble import STRATEGIES, Geometry, route, route_table, routing
 from kernelwarehouse.assemble.measure import Times, choose
-from kernelwarehouse.assemble.question import Question
 from kernelwarehouse.assemble.route_table import Choice
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.partition import Partition
@@ -90,7 +89,9 @@ def check(strategy: Strategy, dtype: str, device: torch.device) -> Check:
                 error = _error(strategy, x, mixing, cells, geometry)
             except (RuntimeError, NotImplementedError) as failure:
                 return Check(strategy.name, dtype, layers, float("inf"), f"{name}, {layout}: {failure}")
-            if not error <= worst:  # a comparison with NaN is false
+            if math.isnan(error):  # nothing is larger, and nothing finite may come after it
+                return Check(strategy.name, dtype, layers, error, f"{name}, {layout}")
+            if error > worst:
                 worst, where = error, f"{name}, {layout}"
     return Check(strategy.name, dtype, layers, worst, where)
 
@@ -130,10 +131,10 @@ def _error(strategy: Strategy, x: Tensor, mixing: tuple[Tensor, ...], cells: Ten
         with torch.no_grad():
             out = strategy.forward(x, *mixing, cells, geometry)
             found = [out, *strategy.backward(grad.to(x.device), x, *mixing, cells, geometry, True)]
-    return max(
-        ((got.detach().cpu().double() - right).norm() / right.norm()).item()
-        for got, right in zip(found, wanted, strict=True)
-    )
+    errors = [
+        (got.detach().cpu().double() - right).norm() / right.norm() for got, right in zip(found, wanted, strict=True)
+    ]
+    return torch.stack(errors).max().item()  # NaN where one is, which Python's own may pass over
 
 
 def milliseconds(run: Callable[[], object], device: torch.device, rounds: int) -> float:
@@ -155,13 +156,15 @@ def milliseconds(run: Callable[[], object], device: torch.device, rounds: int) -
     return best
 
 
-def time_layer(place: Place, x: Tensor, mode: str, rounds: int) -> tuple[str, Times, Choice]:
-    """The name of calls that are alike, times of every candidate, and the choice."""
+def time_layer(place: Place, x: Tensor, mode: str, rounds: int, console: Console) -> tuple[str, Times, Choice | None]:
+    """The name of calls that are alike, times of every candidate, and the choice; of what fails there is no time."""
     layer, geometry, shape = place.layer, place.layer.geometry, place.layer.attention.shape
     tokens = x if geometry.spatial_axes else x.reshape(len(x), -1, x.shape[-1])
     cells = x.new_ones(shape.cells, *geometry.partition.cell_shape)
-    forward, backward, question = {}, {}, _question(place, tokens, mode)
-    for strategy in routing._candidates(tokens, question):
+    training = mode == "training"
+    asked = routing.ask(tokens, cells, geometry, layer.attention, training=training, wants_input=training)
+    forward, backward = {}, {}
+    for strategy in routing._candidates(tokens, asked):
         name, mixtures = strategy.name, shape.mixtures
         mixing = (
             (x.new_full((len(x), mixtures, shape.cells), 0.1),)
@@ -172,38 +175,24 @@ def time_layer(place: Place, x: Tensor, mode: str, rounds: int) -> tuple[str, Ti
             )
         )
         given = tokens, *mixing, cells
-        with torch.no_grad():
-            forward[name] = milliseconds(lambda s=strategy, g=given: s.forward(*g, geometry), x.device, rounds)  # type: ignore[misc]
-            if mode == "training":
-                grad = torch.ones_like(strategy.forward(*given, geometry))
-                backward[name] = milliseconds(
-                    lambda s=strategy, g=given, d=grad: s.backward(d, *g, geometry, True),  # type: ignore[misc]
-                    x.device,
-                    rounds,
-                )
-    usual = route(tokens, cells, geometry, layer.attention, training=mode == "training")
+        try:
+            with torch.no_grad():
+                taken = milliseconds(lambda s=strategy, g=given: s.forward(*g, geometry), x.device, rounds)  # type: ignore[misc]
+                if training:
+                    grad = torch.ones_like(strategy.forward(*given, geometry))
+                    backward[name] = milliseconds(
+                        lambda s=strategy, g=given, d=grad: s.backward(d, *g, geometry, True),  # type: ignore[misc]
+                        x.device,
+                        rounds,
+                    )
+            forward[name] = taken
+        except (RuntimeError, NotImplementedError) as failure:  # no memory, most of all: others may do with less
+            console.print(f"{place.name} {asked.key()}: {name} fails: {failure}", style="red", highlight=False)
     times = Times(forward, backward)
-    choice = choose(times, Choice(usual.forward, usual.backward), STRATEGIES)
-    return question.key(), times, choice
-
-
-def _question(place: Place, x: Tensor, mode: str) -> Question:
-    """As `route` asks it."""
-    shape = place.layer.attention.shape
-    through_hidden = hidden.obstacle(place.layer.attention) is None and hidden.saves(len(x), place.layer.attention)
-    return Question(
-        place.layer.geometry,
-        tuple(x.shape),
-        x.dtype,
-        x.device,
-        channels_last(x),
-        torch.get_num_threads() if x.device.type == "cpu" else 0,
-        shape.cells,
-        shape.units if through_hidden else 0,
-        0,
-        False,
-        mode == "training",
-    )
+    if not any(STRATEGIES[name].mixing == "weights" for name in forward):
+        return asked.key(), times, None
+    usual = route(tokens, cells, geometry, layer.attention, training=training, wants_input=training)
+    return asked.key(), times, choose(times, Choice(usual.forward, usual.backward), STRATEGIES)
 
 
 def inputs(place: Place, chosen: argparse.Namespace) -> Iterator[tuple[Tensor, str]]:
@@ -235,14 +224,16 @@ def check_all(chosen: argparse.Namespace, console: Console) -> bool:
     return passed
 
 
-def time_all(chosen: argparse.Namespace, console: Console) -> dict[str, Choice]:
+def time_all(chosen: argparse.Namespace, console: Console) -> None:
     choices: dict[str, Choice] = {}
     for preset in chosen.preset:
         with torch.device("meta"):
             model = converted_network(preset)
         for place in places(model, _side(preset)):
             for x, mode in inputs(place, chosen):
-                key, times, choice = time_layer(place, x, mode, chosen.rounds)
+                key, times, choice = time_layer(place, x, mode, chosen.rounds, console)
+                if choice is None:
+                    continue
                 choices[key] = choice
                 ways = (
                     choice.forward
@@ -254,11 +245,11 @@ def time_all(chosen: argparse.Namespace, console: Console) -> dict[str, Choice]:
                     for name, taken in times.forward.items()
                 }
                 console.print(f"{preset} {place.name} {key}: [bold]{ways}[/]; ms {slower}", highlight=False)
+        write(choices, chosen.out, console)  # after every network: a long run that is broken off has measured something
         del model
         gc.collect()
         if chosen.device.startswith("cuda"):
             torch.cuda.empty_cache()
-    return choices
 
 
 def write(choices: dict[str, Choice], out: Path | None, console: Console) -> None:
@@ -269,7 +260,7 @@ def write(choices: dict[str, Choice], out: Path | None, console: Console) -> Non
         return
     for key, choice in choices.items():
         route_table.remember(key, choice)
-    console.print(f"{len(choices)} choices are kept for this machine in {route_table.machine_file()}")
+    console.print(f"{len(choices)} choices are kept for this machine in {route_table.machine_file() or 'no file'}")
 
 
 def paper(chosen: argparse.Namespace, console: Console) -> None:
@@ -342,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not passed:
         raise SystemExit("a strategy is wrong on this device: nothing was timed; please report the table above")
     if chosen.preset:
-        write(time_all(chosen, console), chosen.out, console)
+        time_all(chosen, console)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def count_layer(place: Place, batch: int, dtype: torch.dtype, last: bool) -> Row
         x = x.movedim(1, -1).contiguous().movedim(-1, 1)
     attention = x.new_empty(batch, shape.mixtures, shape.cells)
     cells = x.new_empty(shape.cells, *geometry.partition.cell_shape)
-    way = route(x, cells, geometry, place.layer.attention, training=True)
+    way = route(x, cells, geometry, place.layer.attention, training=True, wants_input=True)
     forward, backward = STRATEGIES[way.forward], STRATEGIES[way.backward or way.forward]
     if backward.backward is None:
         raise RuntimeError(f"{place.name} goes by {backward.name!r}, which has no backward of its own")

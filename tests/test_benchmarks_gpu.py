@@ -1,11 +1,13 @@
 """The command for a person with a GPU runs where there is none, and what it writes is what layers then do."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from benchmarks import gpu
 from benchmarks.cases import converted_network
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernelwarehouse.assemble import STRATEGIES, grouped, route_table, routing
 from kernelwarehouse.assemble.strategy import Strategy
@@ -32,12 +34,15 @@ def test_the_table_is_what_the_route_reads(tmp_path: Path, monkeypatch: pytest.M
     }
 
 
+@pytest.mark.parametrize("factor", [1.1, math.nan])
 def test_a_strategy_that_is_wrong_is_found_and_nothing_is_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def wrong(*arguments: object) -> tuple[torch.Tensor | None, ...]:
+        """For one layer out of many, whose errors come neither first nor last."""
         grads = list(grouped.backward(*arguments))
-        grads[2] = grads[2] * 1.1
+        if arguments[4] == gpu.LAYERS["3x3, stride 2"][0]:
+            grads[2] = grads[2] * factor
         return tuple(grads)
 
     monkeypatch.setitem(STRATEGIES, "grouped", Strategy("grouped", grouped.forward, wrong))
@@ -48,7 +53,44 @@ def test_a_strategy_that_is_wrong_is_found_and_nothing_is_timed(
     assert not out.exists()
     failed = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
     assert failed
-    assert all("grouped" in line for line in failed)
+    assert all("grouped" in line and "3x3, stride 2" in line for line in failed)
+
+
+def test_a_candidate_that_fails_is_passed_over_and_networks_are_written_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*arguments: object) -> tuple[torch.Tensor | None, ...]:
+        raise torch.OutOfMemoryError("not enough of it")
+
+    def broken_off(preset: str) -> torch.nn.Module:
+        if preset != "kw1x_small_resnet":
+            raise KeyboardInterrupt
+        return converted_network(preset)
+
+    monkeypatch.setitem(STRATEGIES, "grouped", Strategy("grouped", grouped.forward, fails))
+    monkeypatch.setattr(gpu, "check_all", lambda *_: True)
+    monkeypatch.setattr(gpu, "converted_network", broken_off)
+    monkeypatch.setenv("COLUMNS", "400")
+    out = tmp_path / "routes.json"
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main([*SMALL, "--preset", "kw1x_small_resnet", "kw1x_resnet18", "--mode", "training", "--out", str(out)])
+    assert {choice.backward for choice in route_table.read(out).values()} <= STRATEGIES.keys() - {"grouped"}
+    assert "grouped fails: not enough of it" in capsys.readouterr().out
+
+
+def test_choices_with_tf32_are_others() -> None:
+    geometry, (x, _, cells) = gpu.LAYERS["3x3"][0], gpu._inputs(*gpu.LAYERS["3x3"], grouped.STRATEGY, torch.float32)
+    before, asked = torch.get_float32_matmul_precision(), []
+    try:
+        for precision in ("highest", "high"):
+            torch.set_float32_matmul_precision(precision)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                asked.append(routing.ask(torch.empty(x.shape, device="cuda"), cells, geometry))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert [question.tf32 for question in asked] == [False, True]
+    keys = {question._replace(device=torch.device("cpu")).key() for question in asked}
+    assert len(keys) == 2
 
 
 def test_counting_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,8 +42,10 @@ def test_without_a_compiler_one_line_is_logged(tmp_path: Path) -> None:
     assert "no C++ compiler 'no-such-compiler'" in found
 
 
-def test_width_that_there_is_not_is_named(tmp_path: Path) -> None:
-    found = run(tmp_path, LAYER, KERNELWAREHOUSE_LANES="12")
+@pytest.mark.parametrize("routes", ["rule", ""])
+def test_width_that_there_is_not_is_named(routes: str, tmp_path: Path) -> None:
+    """Once: choices of ways, which are kept beside the kernels, do without."""
+    found = run(tmp_path, LAYER, KERNELWAREHOUSE_LANES="12", KERNELWAREHOUSE_ROUTES=routes)
     assert found.startswith("loaded False\nfrom\nshape (2, 8, 3, 3)\n")
     assert found.count("LOG") == 1
     assert "KERNELWAREHOUSE_LANES is '12', and has to be 8 or 16" in found

@@ -1,19 +1,33 @@
-"""How a layer is evaluated: by rule, as measured, as kept, or as forced."""
+"""How a layer is evaluated: by rule, as measured, or as forced."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import kernelwarehouse as kw
 from compiled_kernels import COMPILED, pretend
-from kernelwarehouse.assemble import STRATEGIES, Geometry, evaluate, force, measure, native, route, route_table, routing
+from kernelwarehouse.assemble import (
+    STRATEGIES,
+    Geometry,
+    evaluate,
+    force,
+    grouped,
+    measure,
+    native,
+    route,
+    route_table,
+    routing,
+)
+from kernelwarehouse.assemble.basis import Prepared
 from kernelwarehouse.assemble.measure import Times, choose
+from kernelwarehouse.assemble.operator import evaluate_as_operator
 from kernelwarehouse.assemble.route_table import Choice
+from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.errors import StrategyError
 from kernelwarehouse.layers import Conv2d
@@ -153,23 +167,12 @@ def test_factors_are_mixed_where_both_ways_together_win() -> None:
 # Measuring
 
 
-@pytest.fixture
-def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Measuring is on; the file of the machine is a new one."""
-    monkeypatch.delenv(route_table.VARIABLE, raising=False)
-    path = tmp_path / "kernels" / "routes.json"
-    monkeypatch.setattr(route_table, "machine_file", lambda: path)
-    route_table._of_machine.cache_clear()
-    monkeypatch.setattr(routing, "_answers", {})
-    yield path
-    route_table._of_machine.cache_clear()
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_every_candidate_is_measured_once_and_the_choice_kept(
     measuring: Path, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, x, measured = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6), []
+    layer, measured = Conv2d(16, 32, 3, config=WarehouseConfig(2)), []
+    x = torch.randn(2, 16, 6, 6, requires_grad=training)
     monkeypatch.setattr(routing, "measure", lambda *asked: measured.append(asked[0]) or measure.measure(*asked))
     for _ in range(2):
         with torch.set_grad_enabled(training):
@@ -189,6 +192,29 @@ def test_every_candidate_is_measured_once_and_the_choice_kept(
         layer(x)
     assert layer.route.reason == "chosen before by measuring"
     assert len(measured) == 1
+
+
+@pytest.mark.parametrize("way", [evaluate, evaluate_as_operator])
+def test_backward_is_measured_for_the_gradients_that_are_asked_for(
+    measuring: Path, way: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside an operator no input requires a gradient, whatever compiled code needs of it."""
+    asked, keys = [], set()
+
+    def backward(*arguments: Any) -> tuple[Tensor | None, ...]:
+        asked.append(arguments[-1])
+        return grouped.backward(*arguments)
+
+    monkeypatch.setitem(STRATEGIES, "grouped", Strategy("grouped", grouped.forward, backward))
+    geometry = _geometry(32, 16, 3, (16, 16))
+    for wants_input in (True, False):
+        asked.clear()
+        x, cells = torch.randn(2, 16, 6, 6, requires_grad=wants_input), _cells(geometry).requires_grad_()
+        way(x, torch.randn(2, 18, 5), cells, geometry).sum().backward()
+        assert set(asked) == {wants_input}
+        [key] = {key for key in route_table.read(measuring) if "training" in key} - keys
+        assert key.endswith("training" if wants_input else "training, no gradient of the input")
+        keys.add(key)
 
 
 def test_measuring_changes_nothing(measuring: Path) -> None:
@@ -216,6 +242,30 @@ def test_sizes_that_are_nearly_alike_share_a_choice(measuring: Path) -> None:
     assert len(route_table.read(measuring)) == 2
 
 
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_basis_is_timed_beside_the_others_and_can_be_pinned(
+    measuring: Path, compact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = Conv2d(64, 64, 3, config=WarehouseConfig(16)).eval(), torch.randn(2, 64, 4, 4)
+    layer.prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry, compact and COMPILED)
+    with torch.no_grad():
+        layer(x)
+        assert layer.route is not None
+        assert "basis " in layer.route.reason
+        [(key, choice)] = route_table.read(measuring).items()
+        assert ("compact basis" in key) == (compact and COMPILED)
+        assert choice.forward == layer.route.forward
+        for way in ("basis", "grouped"):
+            with route_table.keeping({key: Choice(way)}):
+                layer(x)
+                assert layer.route.forward == way
+        monkeypatch.setenv(route_table.VARIABLE, route_table.BY_RULE)
+        routing._answers.clear()
+        layer(x)
+    assert layer.route.forward == "basis"
+    assert layer.route.reason.startswith("prepared")
+
+
 def test_mixing_through_the_hidden_vector_is_a_candidate_where_it_saves(
     measuring: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,103 +284,3 @@ def test_mixing_through_the_hidden_vector_is_a_candidate_where_it_saves(
         assert layer.route.forward != "hidden"
         with force("plain"):
             torch.testing.assert_close(out, layer(x), rtol=1e-4, atol=1e-5)
-
-
-def test_a_damaged_file_of_the_machine_is_replaced(measuring: Path) -> None:
-    measuring.parent.mkdir()
-    measuring.write_text("{")
-    layer = Conv2d(16, 32, 3, config=WarehouseConfig(2))
-    layer(torch.randn(2, 16, 6, 6))
-    assert len(route_table.read(measuring)) == 1
-
-
-def test_a_folder_that_cannot_be_written_stops_nothing(measuring: Path) -> None:
-    measuring.parent.write_text("a file where the folder should be")
-    layer = Conv2d(16, 32, 3, config=WarehouseConfig(2))
-    layer(torch.randn(2, 16, 6, 6))
-    assert layer.route is not None
-    assert layer.route.reason.startswith("measured")
-
-
-# Kept and pinned
-
-
-def _key_of(layer: nn.Module, x: Tensor, measuring: Path) -> str:
-    with torch.no_grad():
-        layer(x)
-    [key] = route_table.read(measuring)
-    return key
-
-
-def test_choices_of_a_run_come_before_those_of_the_machine(measuring: Path) -> None:
-    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
-    key = _key_of(layer, x, measuring)
-    other = next(name for name in ("grouped", "matmul") if name != layer.route.forward)
-    machine = layer.route.forward
-    with route_table.keeping({key: Choice(other)}), torch.no_grad():
-        layer(x)
-        assert layer.route.forward == other
-    with torch.no_grad():
-        layer(x)
-    assert layer.route.forward == machine
-
-
-def test_runs_inside_each_other_end_one_by_one(measuring: Path) -> None:
-    layer, x, outer, inner = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6), {}, {}
-    with route_table.keeping(outer), torch.no_grad():
-        with route_table.keeping(inner):
-            pass  # both are empty, and alike
-        layer(x)
-    assert len(outer) == 1
-    assert inner == {}
-
-
-def test_a_run_keeps_what_it_took(measuring: Path) -> None:
-    layer, x, choices = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6), {}
-    key = _key_of(layer, x, measuring)
-    with route_table.keeping(choices), torch.no_grad():
-        layer(x)  # known to the machine
-        layer(x[:1])  # new
-    assert key in choices
-    assert len(choices) == 2
-    assert route_table.from_json(json.loads(json.dumps(route_table.to_json(choices))), "here") == choices
-
-
-def test_pinned_choices_are_taken_and_nothing_else_is_measured(
-    measuring: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
-    key = _key_of(layer, x, measuring)
-    path = tmp_path / "pinned.json"
-    path.write_text(json.dumps(route_table.to_json({key: Choice("grouped")})))
-    routing._answers.clear()
-    monkeypatch.setenv(route_table.VARIABLE, str(path))
-    with torch.no_grad():
-        layer(x)
-        assert layer.route.forward == "grouped"
-        layer(x[:1])
-        assert layer.route.reason.startswith("by rule")
-    assert list(route_table.read(measuring)) == [key]
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (None, "cannot be read"),
-        ("{", "cannot be read"),
-        ("[]", "no routes of format 1"),
-        ('{"format": 2, "routes": {}}', "no routes of format 1"),
-        ('{"format": 1, "routes": {"a": {"forward": "fast"}}}', "no strategy 'fast'"),
-        ('{"format": 1, "routes": {"a": {"ahead": "plain"}}}', "cannot be taken"),
-    ],
-)
-def test_bad_files_are_named(content: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "routes.json"
-    if content is not None:
-        path.write_text(content)
-    monkeypatch.setenv(route_table.VARIABLE, str(path))
-    monkeypatch.setattr(routing, "_answers", {})
-    geometry = _geometry(32, 16, 3, (16, 16))
-    with pytest.raises(StrategyError, match=why) as caught:
-        evaluate(torch.zeros(2, 16, 8, 8), torch.zeros(2, 18, 5), _cells(geometry), geometry)
-    assert str(path) in str(caught.value)

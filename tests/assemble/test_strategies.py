@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_cases import CASES, EVERYWHERE, Case, assert_same, errors, exact_gradients, gradients
 
+from compiled_kernels import LEVEL2
 from kernelwarehouse.assemble import STRATEGIES, Geometry, evaluate, force, grouped, matmul, windows
 from kernelwarehouse.partition import Partition
 
@@ -76,11 +77,11 @@ def test_sums_over_kernel_positions_are_accurate(way: str) -> None:
     tensors = Case(geometry, 8, 5, space, seed=0).tensors(torch.bfloat16)
     out, grads = gradients(way, *tensors, geometry)
     exact_out, exact_grads = exact_gradients(*tensors, geometry)
-    assert max(errors((out, *grads), (exact_out, *exact_grads))) <= 5e-3
+    assert all(error <= 5e-3 for error in errors((out, *grads), (exact_out, *exact_grads)))
 
 
 @pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize("way", ["grouped", "pointwise", "windows"])
+@pytest.mark.parametrize("way", ["grouped", "matmul", "pointwise", "windows"])
 def test_channels_last_stays_channels_last(way: str, cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if cut:
         _cut_into_samples(monkeypatch)
@@ -92,15 +93,16 @@ def test_channels_last_stays_channels_last(way: str, cut: bool, monkeypatch: pyt
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert not images.is_contiguous()
     exact_out, exact_grads = exact_gradients(x, attention, cells, geometry)
-    assert max(errors((out, *grads), (exact_out, *exact_grads))) <= 1e-6
+    assert all(error <= 1e-6 for error in errors((out, *grads), (exact_out, *exact_grads)))
 
 
 @pytest.mark.parametrize("kernel", [(256, 512, 1, 1), (256, 256, 3, 1)])
-@pytest.mark.parametrize("batch", [1, 4, 9, 33])
+@pytest.mark.parametrize("batch", [1, 4, 9])
 def test_native_with_cells_that_no_cache_holds(kernel: tuple[int, ...], batch: int) -> None:
     """Few mixtures are streamed from memory, more are packed in pieces; hypothesis draws small layers only."""
     geometry = Geometry(Partition(kernel, (256, 256, 1, 1)), (1, 1), (kernel[2] // 2, 0), (1, 1))
-    assert_same("native", Case(geometry, batch, 49, (3, 2), seed=0), torch.float32, 1e-5)
+    count = 24 * LEVEL2 // (256 * 256) + 1  # see `third_level` in csrc/layer.h: four times that comes from memory
+    assert_same("native", Case(geometry, batch, count, (3, 2), seed=0), torch.float32, 1e-5)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -28,6 +28,7 @@ from kernelwarehouse.assemble.context import recorded
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.plain import apply_kernels, apply_static
 from kernelwarehouse.assemble.rates import Rates
+from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.attention import Attention
 
 # Assembled numbers alive at once in the pure-PyTorch way, on a CPU.
@@ -126,6 +127,15 @@ class Prepared:
     def evaluate(self, x: Tensor, seen: Tensor, geometry: Geometry) -> Tensor:
         """The output of a layer without its bias."""
         units, scale = coefficients(self.attention, seen)
+        return self._mix(x, units, scale, geometry)
+
+    def strategy(self) -> Strategy:
+        """Mixing from this basis as one of the ways to evaluate a layer, to be timed beside the others."""
+        return Strategy(
+            "basis", lambda x, units, scale, _, geometry: self._mix(x, units, scale, geometry), None, mixing="basis"
+        )
+
+    def _mix(self, x: Tensor, units: Tensor, scale: Tensor, geometry: Geometry) -> Tensor:
         scale = scale * (1 - self.tau)
         if native.obstacle(x, geometry) is None:
             out = native.forward_basis(x, units, scale, self.basis, self.steps, geometry)

@@ -47,6 +47,9 @@ def load_native() -> bool:
 
 
 def _load() -> None:
+    width = os.environ.get("KERNELWAREHOUSE_LANES")
+    if width and width not in _WIDTHS:
+        raise RuntimeError(f"KERNELWAREHOUSE_LANES is {width!r}, and has to be {' or '.join(_WIDTHS)}")
     stem = f"native-{fingerprint()}"
     try:
         _load_from(kernel_cache.usual_folder(), stem)
@@ -59,11 +62,7 @@ def _load() -> None:
 def _flags() -> list[str]:
     """What the compiler is told, with the width that the environment asks for, if it does."""
     width = os.environ.get("KERNELWAREHOUSE_LANES")
-    if not width:
-        return _FLAGS
-    if width not in _WIDTHS:
-        raise RuntimeError(f"KERNELWAREHOUSE_LANES is {width!r}, and has to be {' or '.join(_WIDTHS)}")
-    return [*_FLAGS, f"-DKERNELWAREHOUSE_LANES={width}"]
+    return [*_FLAGS, f"-DKERNELWAREHOUSE_LANES={width}"] if width else _FLAGS
 
 
 def _load_from(folder: Path, stem: str) -> None:

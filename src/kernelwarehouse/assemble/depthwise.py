@@ -13,7 +13,7 @@ from torch import Tensor
 from kernelwarehouse.assemble.blocks import chunks
 from kernelwarehouse.assemble.build import load_native
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.native import LANES, attention_pairs
+from kernelwarehouse.assemble.native import GRAIN, attention_pairs
 from kernelwarehouse.assemble.strategy import Strategy
 
 
@@ -22,8 +22,8 @@ def _obstacle(geometry: Geometry) -> str | None:
     cell = geometry.partition.cell_shape
     if geometry.kernel_size != (3, 3) or geometry.in_channels != geometry.groups:
         return f"its kernel is {geometry.partition.kernel_shape} in {geometry.groups} groups, not depth-wise 3x3"
-    if cell[0] % LANES or math.prod(cell[2:]) != 1:
-        return f"its cells {cell} are no multiple of {LANES} channels at one position"
+    if cell[0] % GRAIN or math.prod(cell[2:]) != 1:
+        return f"its cells {cell} are no multiple of {GRAIN} channels at one position"
     if max(geometry.stride) > 2:
         return f"its stride is {geometry.stride}, which would spread the gradient of the input too thin"
     if any(pad > 2 * dilation for pad, dilation in zip(geometry.padding, geometry.dilation, strict=True)):

@@ -34,11 +34,15 @@ _log = logging.getLogger("kernelwarehouse")
 def usual_folder() -> Path:
     """Our folder where torch keeps compiled extensions. Links are followed here: what is checked is what is used."""
     chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if chosen:
-        root = Path(chosen)
-    else:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
-    return (root / "kernelwarehouse").resolve()
+    return (Path(chosen or _caches() / "torch_extensions") / "kernelwarehouse").resolve()
+
+
+def _caches() -> Path:
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(chosen or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise FileNotFoundError(f"this user has no home: {error}; set TORCH_EXTENSIONS_DIR") from error
 
 
 def private_folder() -> Path:
@@ -53,6 +57,16 @@ def private_folder() -> Path:
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != _user() or stat.S_IMODE(facts.st_mode) & 0o077:
         raise PermissionError(f"{folder} is not a folder of this user alone; remove it, or set TORCH_EXTENSIONS_DIR")
     return folder
+
+
+def folder_for(name: str) -> Path:
+    """Where a file that is written now and then is kept: in the usual folder, where that has it or can take it."""
+    with suppress(OSError):
+        folder = usual_folder()
+        _make(folder)
+        if (folder / name).exists() or os.access(folder, os.W_OK):
+            return folder
+    return private_folder()
 
 
 def find(folder: Path, stem: str) -> Path | None:
@@ -70,10 +84,7 @@ def find(folder: Path, stem: str) -> Path | None:
 @contextmanager
 def building(folder: Path) -> Iterator[None]:
     """One process at a time; the system ends the turn of one that is killed. The folder is made where it is missing."""
-    for step in reversed([folder, *folder.parents]):
-        if not step.exists():
-            step.mkdir(mode=0o775, exist_ok=True)  # never writable by everybody, not even with a umask of 0
-    _check_folder(folder)
+    _make(folder)
     lock = FileLock(folder / "build.lock")
     try:
         turn = lock.acquire(timeout=_PATIENCE)
@@ -107,7 +118,12 @@ def keep(built: Path, folder: Path, stem: str) -> None:
     with replacing(library) as aside:
         # Not a copy: it is loaded already, and NFS keeps the folder of a file that is removed while it is in use.
         shutil.move(built, aside)
-    library.chmod(stat.S_IMODE(library.stat().st_mode) & ~stat.S_IWOTH)  # a umask of 0 would make it untrusted
+    close_to_others(library)
+
+
+def close_to_others(file: Path) -> None:
+    """Take from everybody the right to write: with a umask of 0, what we have written would not be trusted."""
+    file.chmod(stat.S_IMODE(file.stat().st_mode) & ~stat.S_IWOTH)
 
 
 def check_trusted(file: Path) -> None:
@@ -119,6 +135,14 @@ def check_trusted(file: Path) -> None:
 def _name(stem: str, library: Path) -> str:
     with library.open("rb") as file:
         return f"{stem}-{hashlib.file_digest(file, 'sha256').hexdigest()}.so"
+
+
+def _make(folder: Path) -> None:
+    """Make a folder where it is missing; one that cannot be trusted raises."""
+    for step in reversed([folder, *folder.parents]):
+        if not step.exists():
+            step.mkdir(mode=0o775, exist_ok=True)  # never writable by everybody, not even with a umask of 0
+    _check_folder(folder)
 
 
 def _check_folder(folder: Path) -> None:

@@ -13,6 +13,11 @@ def channels_last(x: Tensor) -> bool:
     return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
+def laid_out(images: Tensor, last: bool) -> Tensor:
+    """The same images, in memory as told."""
+    return images.movedim(1, -1).contiguous().movedim(-1, 1) if last else images.contiguous()
+
+
 def matrices(x: Tensor, last: bool) -> Tensor:
     """`[batch, channels, *space]` as a stack of matrices; copied where it does not lie so."""
     if last:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from kernelwarehouse.assemble.blocks import block_size, chunks
 from kernelwarehouse.assemble.geometry import Geometry, Tap
+from kernelwarehouse.assemble.layout import channels_last, laid_out
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.assemble.sums import add_product, new_sum, sum_dtype
 from kernelwarehouse.partition import Partition
@@ -83,7 +84,7 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
                 seen = columns[:, group * cell_in : (group + 1) * cell_in]
                 _accumulate(product_out, kernel, seen, started)
                 started = True
-    return out.to(x.dtype)
+    return out.to(x.dtype) if source.linear else laid_out(out.to(x.dtype), channels_last(x))
 
 
 def _accumulate(out: Tensor, kernel: Tensor, columns: Tensor, started: bool) -> None:
@@ -120,6 +121,8 @@ def backward(
                 del kernels
     grad_attention = grad_rows.to(x.dtype).permute(2, 0, 3, 1, 4).reshape(attention.shape)
     grad_input = None if grad_padded is None else _unpad(grad_padded, x, geometry).to(x.dtype)
+    if grad_input is not None and not source.linear and channels_last(x):
+        grad_input = laid_out(grad_input, last=True)
     return grad_input, grad_attention, grad_cells.to(cells.dtype).permute(1, 2, 0).reshape(cells.shape)
 
 

@@ -17,7 +17,7 @@ from kernelwarehouse.assemble.timing import best_times
 from kernelwarehouse.errors import StrategyError
 
 # The way that is taken by rule keeps its place unless another takes less than this part of its time: differences that
-# are noise should not decide.
+# are noise should not decide. Not 0.9: choices could then be 10% off, and sums should be within 5%.
 _WIN = 0.95
 
 # Samples that are enough to tell.
@@ -46,7 +46,7 @@ def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: 
     Of large batches some samples have to do, where the time of a sample does not depend on how many there are.
     """
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        wants_input, x, cells = x.requires_grad, x.detach(), cells.detach()
+        x, cells = x.detach(), cells.detach()
         calls = {strategy.name: _Call.of(strategy, x, cells, question) for strategy in candidates}
         forward = best_times({name: call.forward for name, call in calls.items()})
         backward = {}
@@ -54,7 +54,7 @@ def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: 
             grads = {name: torch.ones_like(call.forward()) for name, call in calls.items()}
             _give_memory_back()
             backward = best_times(
-                {name: partial(call.backward, grads[name], wants_input) for name, call in calls.items()}
+                {name: partial(call.backward, grads[name], question.wants_input) for name, call in calls.items()}
             )
             del grads
         _give_memory_back()
@@ -83,6 +83,9 @@ class _Call:
         if strategy.mixing == "weights":
             x = x[:_SAMPLES]
             mixing: tuple[Tensor, ...] = (x.new_full((len(x), mixtures, question.cells), 0.1),)
+        elif strategy.mixing == "basis":
+            every_other = torch.arange(len(x))[:, None] + torch.arange(question.basis)  # as a ReLU leaves them
+            mixing = 0.1 * (every_other % 2).to(x), x.new_full((len(x), mixtures), 0.1)
         else:
             mixing = (
                 x.new_full((len(x), mixtures, units), 0.1),
@@ -105,7 +108,7 @@ def choose(times: Times, usual: Choice, strategies: Mapping[str, Strategy]) -> C
     Forward and backward of strategies that mix with attentions can be combined at will; those that mix with their
     factors go together.
     """
-    free = [name for name in times.forward if strategies[name].mixing == "weights"]
+    free = [name for name in times.forward if strategies[name].mixing != "factors"]
     best = Choice(
         _least(times.forward, free, usual.forward),
         _least(times.backward, free, usual.backward) if times.backward else None,

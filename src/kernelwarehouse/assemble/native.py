@@ -11,9 +11,10 @@ from torch import Tensor
 from kernelwarehouse.assemble import pointwise
 from kernelwarehouse.assemble.build import load_native
 from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.layout import channels_last
 from kernelwarehouse.assemble.strategy import Strategy
 
-LANES = 8  # as in csrc/tiles.h
+GRAIN = 8  # kGrain in csrc/tiles.h
 
 
 @lru_cache(maxsize=1024)
@@ -25,8 +26,8 @@ def _obstacle(geometry: Geometry) -> str | None:
         return f"it has {geometry.groups} groups"
     if math.prod(cell[2:]) != 1:
         return f"its cells are {'x'.join(map(str, cell[2:]))} positions wide"
-    if cell[0] % LANES or cell[1] % LANES:
-        return f"its cells of {cell[0]}x{cell[1]} channels are no multiples of {LANES}"
+    if cell[0] % GRAIN or cell[1] % GRAIN:
+        return f"its cells of {cell[0]}x{cell[1]} channels are no multiples of {GRAIN}"
     return None
 
 
@@ -100,7 +101,7 @@ def _product(
     mixing: tuple[Tensor | None, ...],
     geometry: Geometry,
 ) -> Tensor:
-    last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+    last = channels_last(x)
     if pointwise.geometry_obstacle(geometry) is None and not last:
         return one_position(pointwise.visited(x, geometry).contiguous(), *mixing)
     space = tuple(x.shape[2:])

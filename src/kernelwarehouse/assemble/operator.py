@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernelwarehouse.assemble.geometry import Geometry, sliding_size
+from kernelwarehouse.assemble.layout import channels_last, laid_out
 from kernelwarehouse.assemble.registry import STRATEGIES
 from kernelwarehouse.assemble.routing import route
 from kernelwarehouse.assemble.strategy import refuse_second_derivative
@@ -66,12 +67,8 @@ def _from_lists(
 
 
 def _channels_last(x: Tensor, geometry: Geometry) -> bool:
-    return geometry.spatial_axes > 0 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
-
-
-def _laid_out(found: Tensor, last: bool) -> Tensor:
-    """A result in the layout that was promised; strategies differ in theirs."""
-    return found.movedim(1, -1).contiguous().movedim(-1, 1) if last else found.contiguous()
+    """The layout that is promised for results; strategies differ in theirs."""
+    return geometry.spatial_axes > 0 and channels_last(x)
 
 
 def _promised(x: Tensor, shape: tuple[int, ...], last: bool) -> Tensor:
@@ -96,7 +93,7 @@ def _forward(
         # Whether it will be differentiated is not known here.
         way = route(x, cells, geometry, training=False)
         out = STRATEGIES[way.forward].forward(x, attention, cells, geometry)
-    return _laid_out(out, _channels_last(x, geometry))
+    return laid_out(out, _channels_last(x, geometry))
 
 
 @_forward.register_fake
@@ -124,13 +121,15 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     geometry = _from_lists(kernel, cell, stride, padding, dilation, groups)
     with torch.autocast(x.device.type, enabled=False):
-        strategy = STRATEGIES[route(x, cells, geometry, training=True).backward or "grouped"]
+        # What is given here requires no gradient, whatever was asked for.
+        way = route(x, cells, geometry, training=True, wants_input=wants_input)
+        strategy = STRATEGIES[way.backward or "grouped"]
         backward = strategy.backward or STRATEGIES["grouped"].backward  # of the definition, as a convolution
         if backward is None:
             raise StrategyError(f"strategy {strategy.name!r} has no backward, and none stands in for it")
         grad_x, grad_attention, grad_cells = backward(grad, x, attention, cells, geometry, wants_input)
     # An operator gives tensors, never None; nobody reads the empty one.
-    grad_x = x.new_empty(0) if grad_x is None else _laid_out(grad_x, _channels_last(x, geometry))
+    grad_x = x.new_empty(0) if grad_x is None else laid_out(grad_x, _channels_last(x, geometry))
     return grad_x, grad_attention.contiguous(), grad_cells.contiguous()  # type: ignore[union-attr]
 
 

@@ -15,6 +15,7 @@ class Question(NamedTuple):
     geometry: Geometry
     shape: tuple[int, ...]  # of the input
     dtype: torch.dtype
+    tf32: bool  # whether products of float32 are rounded to TF32, on a GPU
     device: torch.device
     channels_last: bool
     threads: int  # on a CPU, else 0
@@ -23,6 +24,7 @@ class Question(NamedTuple):
     basis: int  # units of a basis that is at hand, else 0
     compact: bool  # whether that basis is kept in 16 bits
     training: bool
+    wants_input: bool  # whether training asks for the gradient of the input
 
     @property
     def positions(self) -> int:
@@ -43,15 +45,21 @@ class Question(NamedTuple):
             )
             if any(size != usual for size in sizes)
         )
-        mixing = "".join(f" {name} {count}" for name, count in (("units", self.units), ("basis", self.basis)) if count)
-        layout = " channels last" if self.channels_last else ""
+        kept = "compact basis" if self.compact else "basis"
+        mixing = "".join(f" {name} {count}" for name, count in (("units", self.units), (kept, self.basis)) if count)
+        layout = (" with tf32" if self.tf32 else "") + (" channels last" if self.channels_last else "")
         threads = f", {self.threads} threads" if self.threads else ""
         return (
             f"{_device_name(self.device)}{threads}, {str(self.dtype).removeprefix('torch.')}{layout}: "
             f"{_times(partition.kernel_shape)}{sliding} of {self.cells} cells {_times(partition.cell_shape)}{mixing}, "
             f"batch {_bucket(self.shape[0])}, {_bucket(self.positions)} positions, "
-            f"{'training' if self.training else 'inference'}"
+            f"{self._mode()}"
         )
+
+    def _mode(self) -> str:
+        if not self.training:
+            return "inference"
+        return "training" if self.wants_input else "training, no gradient of the input"
 
 
 def _times(sizes: tuple[int, ...]) -> str:

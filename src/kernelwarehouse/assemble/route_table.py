@@ -15,6 +15,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from kernelwarehouse._files import write_file
 from kernelwarehouse._version import __version__
 from kernelwarehouse.assemble import build, kernel_cache
@@ -24,6 +26,7 @@ from kernelwarehouse.errors import StrategyError
 VARIABLE = "KERNELWAREHOUSE_ROUTES"
 BY_RULE = "rule"
 _FORMAT = 1
+_PATIENCE = 10.0  # seconds that a choice waits to be written while another process writes
 
 _log = logging.getLogger("kernelwarehouse")
 
@@ -112,12 +115,14 @@ def remember(key: str, choice: Choice) -> None:
     _keep_with_runs(key, choice)
     _of_machine()[key] = choice
     path = machine_file()
+    if path is None:
+        return
     try:
-        # Another process may have measured something meanwhile.
-        others = _read_own(path)
-        path.parent.mkdir(mode=0o775, parents=True, exist_ok=True)
-        write_file(path, json.dumps(to_json({**others, **_of_machine()}), indent=1) + "\n")
-    except OSError as error:
+        with FileLock(path.with_suffix(".lock"), timeout=_PATIENCE):
+            # Other processes may have measured something meanwhile, and anew what this one has read long ago.
+            write_file(path, json.dumps(to_json({**_read_own(path), key: choice}), indent=1) + "\n")
+            kernel_cache.close_to_others(path)
+    except (OSError, NotImplementedError) as error:  # the latter of file systems without locks
         _log.info("the choice of strategies is not kept for the next time: %s", error)
 
 
@@ -140,7 +145,8 @@ def _pinned(value: str) -> Choices:
 
 @cache
 def _of_machine() -> Choices:
-    return _read_own(machine_file())
+    path = machine_file()
+    return {} if path is None else _read_own(path)
 
 
 def _read_own(path: Path) -> Choices:
@@ -156,7 +162,12 @@ def _read_own(path: Path) -> Choices:
 
 
 @cache
-def machine_file() -> Path:
-    """Where the choices of this machine, this version and this set of compiled kernels are."""
+def machine_file() -> Path | None:
+    """Where the choices of this machine, this version and this set of compiled kernels are, if there is a place."""
     compiled = "" if build.load_native() else "-pure"
-    return kernel_cache.usual_folder() / f"routes-{__version__}-{build.fingerprint()}{compiled}.json"
+    name = f"routes-{__version__}-{build.fingerprint()}{compiled}.json"
+    try:
+        return kernel_cache.folder_for(name) / name
+    except OSError as error:
+        _log.info("choices of strategies are kept for this process alone: %s", error)
+        return None

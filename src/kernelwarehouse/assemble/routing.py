@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from kernelwarehouse.assemble import hidden, route_table
-from kernelwarehouse.assemble.basis import Prepared, saved_seconds
+from kernelwarehouse.assemble.basis import Prepared
 from kernelwarehouse.assemble.context import FORCED, forced, recorded
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.layout import channels_last
 from kernelwarehouse.assemble.measure import choose, measure
 from kernelwarehouse.assemble.question import Question
-from kernelwarehouse.assemble.rates import machine_rates
 from kernelwarehouse.assemble.registry import STRATEGIES
 from kernelwarehouse.assemble.route_table import Choice
 from kernelwarehouse.assemble.strategy import Strategy
@@ -50,7 +49,8 @@ def force(strategy: str) -> Iterator[None]:
     """Evaluate every layer by this strategy inside the `with` block (backward follows its forward).
 
     For comparisons and second derivatives; without it, each layer takes the way that suits it. What `torch.compile` has
-    made looks at it when it runs, in forward and in backward; there is no second derivative, and no `"hidden"`.
+    made looks at it when it runs, in forward and in backward; there is no second derivative, and no `"hidden"`. On a
+    GPU such a backward runs in a thread of torch's own, which does not see it, and goes by the route.
 
     Arguments:
         strategy: `"plain"` is the definition; `kernelwarehouse.assemble.STRATEGIES` lists all.
@@ -83,11 +83,13 @@ def route(
     attention: Attention | None = None,
     prepared: Prepared | None = None,
     training: bool | None = None,
+    wants_input: bool | None = None,
 ) -> Route:
     """How to evaluate a layer on this input.
 
     Without the branch that its attentions come from, where only those are known. A call is taken for one of training
-    where gradients are recorded, unless `training` says otherwise.
+    where gradients are recorded, unless `training` says otherwise; then the input's gradient is wanted where the input
+    requires it, unless `wants_input` says otherwise.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return Route("plain", None, "traced: compilers and function transforms should see the definition")
@@ -97,32 +99,46 @@ def route(
     if wanted is not None:
         _require(STRATEGIES[wanted], x, geometry, attention)
         return Route(wanted, wanted, "forced")
-    training = torch.is_grad_enabled() if training is None else training
-    batch, basis, compact, units = x.shape[0], 0, False, 0
-    if attention is not None:
-        if prepared is not None and prepared.usable(x, attention, cells):
-            basis, compact = attention.shape.units, prepared.steps is not None
-        elif hidden.saves(batch, attention) and hidden.obstacle(attention) is None:
-            units = attention.shape.units
-    last = channels_last(x)
-    threads = torch.get_num_threads() if x.device.type == "cpu" else 0
-    question = Question(
-        geometry, x.shape, x.dtype, x.device, last, threads, len(cells), units, basis, compact, training
-    )
+    question = ask(x, cells, geometry, attention, prepared, training, wants_input)
     if recorded():
         return _for_any_batch(_by_rule(x, question))
     global _answered_at
-    if _answered_at != route_table.changes():
-        _answers.clear()
-        _answered_at = route_table.changes()
-    answer = _answers.get(question)
+    answer = _answers.get(question) if _answered_at == route_table.changes() else None
     if answer is None:
         with _turn:
-            answer = _answer(x, cells, question, attention)
-            if len(_answers) >= _REMEMBERED:
+            asked_at = route_table.changes()
+            if _answered_at != asked_at or len(_answers) >= _REMEMBERED:
                 _answers.clear()
-            _answers[question] = answer
+                _answered_at = asked_at
+            answer = _answer(x, cells, question, prepared)
+            if asked_at == route_table.changes():  # a run that has begun or ended meanwhile may have others
+                _answers[question] = answer
     return answer
+
+
+def ask(
+    x: Tensor,
+    cells: Tensor,
+    geometry: Geometry,
+    attention: Attention | None = None,
+    prepared: Prepared | None = None,
+    training: bool | None = None,
+    wants_input: bool | None = None,
+) -> Question:
+    """What the answer of `route` depends on."""
+    training = torch.is_grad_enabled() if training is None else training
+    wants_input = training and (x.requires_grad if wants_input is None else wants_input)
+    basis, compact, units = 0, False, 0
+    if attention is not None:
+        if prepared is not None and prepared.usable(x, attention, cells):
+            basis, compact = attention.shape.units, prepared.steps is not None
+        elif hidden.saves(x.shape[0], attention) and hidden.obstacle(attention) is None:
+            units = attention.shape.units
+    last = channels_last(x)
+    threads = torch.get_num_threads() if x.device.type == "cpu" else 0
+    tf32 = x.device.type == "cuda" and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    kind, sizes = (x.dtype, tf32, x.device, last, threads), (len(cells), units, basis)
+    return Question(geometry, x.shape, *kind, *sizes, compact, training, wants_input)
 
 
 def _require(strategy: Strategy, x: Tensor, geometry: Geometry, attention: Attention | None) -> None:
@@ -132,11 +148,11 @@ def _require(strategy: Strategy, x: Tensor, geometry: Geometry, attention: Atten
         raise StrategyError(f"the layer with kernel {kernel} cannot be {strategy.name}: {problem}")
 
 
-def _answer(x: Tensor, cells: Tensor, question: Question, attention: Attention | None) -> Route:
-    if question.basis and attention is not None and _basis_pays(question, attention):
-        return Route("basis", None, f"prepared: mixes {question.basis} kernels instead of {question.cells}")
-    usual = _by_rule(x, question)
-    candidates = _candidates(x, question)
+def _answer(x: Tensor, cells: Tensor, question: Question, prepared: Prepared | None) -> Route:
+    usual, candidates = _by_rule(x, question), _candidates(x, question)
+    if question.basis and prepared is not None:  # what `prepare_inference` has chosen to keep is there to be used
+        usual = Route("basis", None, f"prepared: mixes {question.basis} kernels instead of {question.cells}")
+        candidates.append(prepared.strategy())
     if type(x) is not Tensor or len(candidates) == 1:
         return usual
     key, names = question.key(), [strategy.name for strategy in candidates]
@@ -146,14 +162,9 @@ def _answer(x: Tensor, cells: Tensor, question: Question, attention: Attention |
     if x.device.type != "cpu" or not route_table.measures():
         return usual
     times = measure(candidates, x, cells, question)
-    choice = choose(times, Choice(usual.forward, usual.backward), STRATEGIES)
+    choice = choose(times, Choice(usual.forward, usual.backward), dict(zip(names, candidates, strict=True)))
     route_table.remember(key, choice)
     return Route(choice.forward, choice.backward, f"measured: {times}")
-
-
-def _basis_pays(question: Question, attention: Attention) -> bool:
-    rates = machine_rates(question.device, question.threads)
-    return saved_seconds(question.shape[0], attention, question.geometry, rates, question.compact) > 0
 
 
 def _candidates(x: Tensor, question: Question) -> list[Strategy]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernelwarehouse.assemble.geometry import Geometry, Tap
-from kernelwarehouse.assemble.layout import channels_last, new_images
+from kernelwarehouse.assemble.layout import channels_last, laid_out, new_images
 from kernelwarehouse.assemble.sums import sum_dtype
 
 
@@ -80,7 +80,7 @@ class Runs:
         out = out[(slice(None), slice(None), *(slice(size) for size in self.out_size))]
         if self.linear:
             return out.transpose(1, 2).contiguous()
-        return out.movedim(1, -1).contiguous().movedim(-1, 1) if self.last else out.contiguous()
+        return laid_out(out, self.last)
 
     def widen(self, grad: Tensor) -> Tensor:
         """The other way round, with zeros in the surplus columns."""

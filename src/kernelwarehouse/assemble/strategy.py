@@ -11,7 +11,7 @@ from torch.autograd import Function
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.errors import StrategyError
 
-Mixing = Literal["weights", "factors"]
+Mixing = Literal["weights", "factors", "basis"]
 
 
 def _no_obstacle(x: Tensor, geometry: Geometry) -> None:
@@ -25,8 +25,9 @@ class Strategy:
     `forward(x, *mixing, cells, geometry)` gives the output of a layer without its bias, `backward(grad, x, *mixing,
     cells, geometry, wants_input)` the gradients of the input (where wanted), of the mixing and of the cells. All are
     computed from the inputs of `forward`; nothing else is kept. Mixing is either the attentions (`"weights"`, one
-    tensor `[batch, m, n]`) or, for `"factors"`, the two that they are products of. `obstacle` says why a layer cannot
-    be evaluated in this way on an input, or nothing.
+    tensor `[batch, m, n]`) or, for `"factors"`, the two that they are products of, or, for `"basis"`, the units of the
+    hidden vector and the scale of every mixture. `obstacle` says why a layer cannot be evaluated in this way on an
+    input, or nothing.
     """
 
     name: str

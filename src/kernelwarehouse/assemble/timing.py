@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-# What is this many times slower than the fastest is not tried again; short runs are, as first ones are never short.
-_HOPELESS = 1.5
+# What is this many times slower than the fastest is not tried again. After a first run more is forgiven, and everything
+# that is short: memory was touched and libraries were set up then, which can take longer than the work itself.
+_HOPELESS, _HOPELESS_AT_FIRST = 1.5, 3.0
 _SHORT = 5e-3
 # Rounds at least and at most, and the seconds after which more of them tell nothing new.
 _FEWEST, _MOST = 3, 10
@@ -20,10 +21,11 @@ def best_times(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     for turn in range(1, _MOST):
         if turn >= _FEWEST and spent > _ENOUGH:
             break
-        limit = _HOPELESS * min(best.values())
+        fastest = min(best.values())
+        limit = max(_SHORT, _HOPELESS_AT_FIRST * fastest) if turn == 1 else _HOPELESS * fastest
         order.reverse()  # what comes after a certain other finds caches as that has left them
         for name in order:
-            if best[name] <= limit or (turn == 1 and best[name] < _SHORT):
+            if best[name] <= limit:
                 taken = _seconds(runs[name])
                 best[name] = min(best[name], taken)
                 spent += taken
@@ -31,9 +33,9 @@ def best_times(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    # What one thread computes is told by the processor's clock, whatever else the machine does; how well several work
-    # together is not.
-    now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    # What one thread computes is told by its own clock, whatever the machine and other threads (loaders, servers) do;
+    # how well several work together is not.
+    now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     start = now()
     run()
     return now() - start

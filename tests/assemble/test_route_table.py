@@ -1,0 +1,183 @@
+"""Choices that were measured: the machine's own file, those of a run, and pinned ones."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from torch import Tensor, nn
+
+from kernelwarehouse.assemble import route_table, routing
+from kernelwarehouse.assemble.measure import measure
+from kernelwarehouse.assemble.route_table import Choice
+from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.errors import StrategyError
+from kernelwarehouse.layers import Conv2d
+
+
+def test_a_damaged_file_of_the_machine_is_replaced(measuring: Path) -> None:
+    measuring.write_text("{")
+    layer = Conv2d(16, 32, 3, config=WarehouseConfig(2))
+    layer(torch.randn(2, 16, 6, 6))
+    assert len(route_table.read(measuring)) == 1
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(measuring: Path) -> None:
+    measuring.parent.rmdir()
+    measuring.parent.write_text("a file where the folder should be")
+    layer = Conv2d(16, 32, 3, config=WarehouseConfig(2))
+    layer(torch.randn(2, 16, 6, 6))
+    assert layer.route is not None
+    assert layer.route.reason.startswith("measured")
+
+
+def test_what_other_processes_have_measured_meanwhile_stays(measuring: Path) -> None:
+    route_table.remember("old", Choice("grouped"))
+    theirs = {"old": Choice("matmul"), "new": Choice("native")}
+    measuring.write_text(json.dumps(route_table.to_json(theirs)))
+    route_table.remember("ours", Choice("windows"))
+    assert route_table.read(measuring) == {**theirs, "ours": Choice("windows")}
+
+
+def test_who_writes_keeps_others_from_it(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route_table, "_PATIENCE", 0.0)
+    with FileLock(measuring.with_suffix(".lock")):
+        route_table.remember("ours", Choice("windows"))
+    assert not measuring.exists()
+    assert route_table.known("ours") == Choice("windows")
+
+
+def test_everybody_s_umask_does_not_make_the_file_untrusted(measuring: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = os.umask(0)
+    try:
+        route_table.remember("ours", Choice("windows"))
+    finally:
+        os.umask(before)
+    assert route_table._read_own(measuring) == {"ours": Choice("windows")}
+    assert not caplog.messages
+
+
+def test_a_place_is_found_where_kernels_find_theirs(
+    measuring: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual folder, or that of this user alone; without either, choices hold for the process."""
+    own = tmp_path / f"kernelwarehouse-{os.geteuid()}"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "access", lambda path, mode: False)
+        assert route_table.machine_file.__wrapped__() == own / measuring.name
+        measuring.write_text("")  # what is there is read
+        assert route_table.machine_file.__wrapped__() == measuring
+    with monkeypatch.context() as homeless:
+        homeless.delenv("TORCH_EXTENSIONS_DIR")
+        homeless.delenv("XDG_CACHE_HOME", raising=False)
+        homeless.setattr(Path, "home", _no_home)
+        assert route_table.machine_file.__wrapped__() == own / measuring.name
+    measuring.parent.chmod(0o777)
+    assert route_table.machine_file.__wrapped__() == own / measuring.name
+    own.chmod(0o777)
+    assert route_table.machine_file.__wrapped__() is None
+
+
+def _no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_without_a_place_choices_hold_for_the_process(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as nowhere:
+        nowhere.setattr(route_table, "machine_file", lambda: None)
+        route_table.remember("ours", Choice("windows"))
+        assert route_table.known("ours") == Choice("windows")
+    assert not measuring.exists()
+
+
+def _key_of(layer: nn.Module, x: Tensor, measuring: Path) -> str:
+    with torch.no_grad():
+        layer(x)
+    [key] = route_table.read(measuring)
+    return key
+
+
+def test_choices_of_a_run_come_before_those_of_the_machine(measuring: Path) -> None:
+    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
+    key = _key_of(layer, x, measuring)
+    other = next(name for name in ("grouped", "matmul") if name != layer.route.forward)
+    machine = layer.route.forward
+    with route_table.keeping({key: Choice(other)}), torch.no_grad():
+        layer(x)
+        assert layer.route.forward == other
+    with torch.no_grad():
+        layer(x)
+    assert layer.route.forward == machine
+
+
+def test_runs_inside_each_other_end_one_by_one(measuring: Path) -> None:
+    layer, x, outer, inner = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6), {}, {}
+    with route_table.keeping(outer), torch.no_grad():
+        with route_table.keeping(inner):
+            pass  # both are empty, and alike
+        layer(x)
+    assert len(outer) == 1
+    assert inner == {}
+
+
+def test_an_answer_from_before_a_run_is_not_kept_for_it(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may begin a run while this one measures."""
+    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
+    monkeypatch.setattr(routing, "measure", lambda *asked: route_table.forget() or measure(*asked))
+    with torch.no_grad():
+        layer(x)
+    assert not routing._answers
+
+
+def test_a_run_keeps_what_it_took(measuring: Path) -> None:
+    layer, x, choices = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6), {}
+    key = _key_of(layer, x, measuring)
+    with route_table.keeping(choices), torch.no_grad():
+        layer(x)  # known to the machine
+        layer(x[:1])  # new
+    assert key in choices
+    assert len(choices) == 2
+    assert route_table.from_json(json.loads(json.dumps(route_table.to_json(choices))), "here") == choices
+
+
+def test_pinned_choices_are_taken_and_nothing_else_is_measured(
+    measuring: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
+    key = _key_of(layer, x, measuring)
+    path = tmp_path / "pinned.json"
+    path.write_text(json.dumps(route_table.to_json({key: Choice("grouped")})))
+    routing._answers.clear()
+    monkeypatch.setenv(route_table.VARIABLE, str(path))
+    with torch.no_grad():
+        layer(x)
+        assert layer.route.forward == "grouped"
+        layer(x[:1])
+        assert layer.route.reason.startswith("by rule")
+    assert list(route_table.read(measuring)) == [key]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ("[]", "no routes of format 1"),
+        ('{"format": 2, "routes": {}}', "no routes of format 1"),
+        ('{"format": 1, "routes": {"a": {"forward": "fast"}}}', "no strategy 'fast'"),
+        ('{"format": 1, "routes": {"a": {"ahead": "plain"}}}', "cannot be taken"),
+    ],
+)
+def test_bad_files_are_named(content: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "routes.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv(route_table.VARIABLE, str(path))
+    monkeypatch.setattr(routing, "_answers", {})
+    with pytest.raises(StrategyError, match=why) as caught:
+        Conv2d(16, 32, 3, config=WarehouseConfig(2))(torch.zeros(2, 16, 8, 8))
+    assert str(path) in str(caught.value)
