@@ -67,3 +67,23 @@ def test_a_detector_of_halves_finds_the_same_boxes() -> None:
     image, _ = scene(*LONG)
     wanted = found_boxes(detector, image)
     torch.testing.assert_close(found_boxes(detector.half(), image.half()), wanted)
+
+
+def test_levels_are_sampled_by_their_strides_whatever_came_first() -> None:
+    """Of 100 x 500 pixels, 38 x 192 are left: torchvision would take the first map, of 16 rows, for one of stride 2."""
+    used, fresh = (tiny_detector("resnet18", sizes=((96,), 192)).eval() for _ in range(2))
+    low, square = (scene(*size)[0] for size in ((100, 500), (100, 100)))
+    used.load_state_dict(fresh.state_dict())
+    with torch.no_grad():
+        used([low])
+        [[one], [other]] = (detector([square]) for detector in (used, fresh))
+    assert all(torch.equal(one[name], other[name]) for name in ("boxes", "scores", "masks"))
+
+
+def test_strides_are_those_of_the_backbone() -> None:
+    detector = tiny_detector("kw1x_small_resnet")
+    for pool in (detector.roi_heads.box_roi_pool, detector.roi_heads.mask_roi_pool):
+        assert [1 / scale for scale in pool.scales] == detector.backbone.strides
+    sides = [8.0, 112.0, 300.0]
+    levels = detector.roi_heads.box_roi_pool.map_levels([torch.tensor([[0, 0, side, side] for side in sides])])
+    assert levels.tolist() == [0, 1, len(detector.backbone.strides) - 1]

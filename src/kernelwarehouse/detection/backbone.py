@@ -37,10 +37,10 @@ def build_features(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     info = whole.feature_info
     strides = dict(zip(info.out_indices, info.reduction(), strict=True))
     levels = [index for index, stride in strides.items() if FINEST <= stride <= COARSEST]
-    if not levels or any(strides[one] >= strides[other] for one, other in itertools.pairwise(levels)):
+    if not levels or any(2 * strides[one] != strides[other] for one, other in itertools.pairwise(levels)):
         raise ConfigError(
-            f"{name} gives feature maps of strides {list(strides.values())}; a pyramid is made of maps of growing "
-            f"strides from {FINEST} to {COARSEST} pixels: choose a convolutional network such as resnet18"
+            f"{name} gives feature maps of strides {list(strides.values())}; a pyramid is made of maps whose strides "
+            f"double, from {FINEST} to {COARSEST} pixels: choose a convolutional network such as resnet18"
         )
     features = _features(name, {**arguments, "out_indices": levels})
     if builder_of(features) is None:

@@ -57,7 +57,6 @@ class Detector(MaskRCNN):
         _check_sizes(sizes)
         _check_options(options or {})
         backbone = PyramidBackbone(features, width, norms=norms, frozen_stages=frozen_stages)
-        levels = [str(level) for level in range(len(backbone.strides))]
         strides = [*backbone.strides, 2 * backbone.strides[-1]]  # the last is the pyramid's own
         labels = classes + 1  # 0 is the background
         super().__init__(
@@ -70,10 +69,10 @@ class Detector(MaskRCNN):
                 tuple((ANCHOR_PER_STRIDE * stride,) for stride in strides), (ANCHOR_RATIOS,) * len(strides)
             ),
             rpn_head=ProposalHead(width, len(ANCHOR_RATIOS)),
-            box_roi_pool=RoiAlign(levels, output_size=7, sampling_ratio=2),
+            box_roi_pool=RoiAlign(backbone.strides, output_size=7),
             box_head=TwoMLPHead(width * 7**2, 4 * width),
             box_predictor=BoxPredictor(4 * width, labels),
-            mask_roi_pool=RoiAlign(levels, output_size=14, sampling_ratio=2),
+            mask_roi_pool=RoiAlign(backbone.strides, output_size=14),
             mask_head=MaskRCNNHeads(width, (width,) * 4, 1),
             mask_predictor=MaskRCNNPredictor(width, width, labels),
             **(options or {}),

@@ -5,8 +5,8 @@ precision both are halves, which know numbers above 256 in steps of 2 (bfloat16)
 and even the targets would be rounded to several pixels. Here whatever becomes a box is at least float32.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign
+from torchvision.ops.poolers import initLevelMapper
 
 
 class Anchors(AnchorGenerator):
@@ -40,18 +41,24 @@ class BoxPredictor(FastRCNNPredictor):
 
 
 class RoiAlign(MultiScaleRoIAlign):
-    """torchvision's, which notes the strides of the levels when it is first called: nothing that needs to be kept.
+    """torchvision's, for levels of known strides, from fine to coarse, each twice the one before.
 
-    It samples maps of halves at exact places, as autocast has it, and in networks that are halves themselves too.
+    torchvision guesses the strides from the first batch, and keeps them. It compares maps with images that are not
+    padded yet: after a first batch of very low images, every later one is sampled at the wrong places.
+
+    Maps of halves are sampled at exact places, as autocast has it, and in networks that are halves themselves too.
     """
+
+    def __init__(self, strides: Sequence[int], output_size: int) -> None:
+        super().__init__([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
+        finest, coarsest = (int(math.log2(stride)) for stride in (strides[0], strides[-1]))
+        self.scales = [1 / stride for stride in strides]
+        self.map_levels = initLevelMapper(finest, coarsest, self.canonical_scale, self.canonical_level)
 
     def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: Sequence[tuple[int, int]]) -> Tensor:
         own = x[self.featmap_names[0]].dtype
         wide = {name: x[name].to(boxes[0].dtype) for name in self.featmap_names}
         return super().forward(wide, boxes, image_shapes).to(own)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "scales": None, "map_levels": None}
 
 
 def _wide_type(dtype: torch.dtype) -> torch.dtype:
