@@ -272,6 +272,16 @@ def test_what_has_learnt_nothing_is_not_frozen(data: CocoData, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
+def test_trained_backbones_are_not_started_again(data: CocoData, tmp_path: Path) -> None:
+    for name in ("kw1x_resnet18", "resnet18"):
+        kw.save(tiny_classifier(name, **TINY_RESNET), tmp_path / name)
+    with pytest.raises(ConfigError, match=r"tau_epochs \(=1\.5\) .* use --set tau_epochs=0"):
+        train_tiny(data, tmp_path / "run", weights=tmp_path / "kw1x_resnet18")
+    assert not (tmp_path / "run").exists()
+    # A static network has no temperature that the recipe could raise.
+    assert new_detector("resnet18", tiny_recipe(), 3, seed=0, arguments=TINY_RESNET, weights=tmp_path / "resnet18")
+
+
 def test_the_classifier_of_another_backbone_is_refused(data: CocoData, tmp_path: Path) -> None:
     kw.save(tiny_classifier("resnet18", **TINY_RESNET), tmp_path / "classifier")
     with pytest.raises(CheckpointError, match="holds another network than the backbone kw1x_resnet18"):

@@ -24,6 +24,7 @@ from kernelwarehouse.detection.loading import (
 )
 from kernelwarehouse.detection.recipe import DetectionRecipe
 from kernelwarehouse.errors import ConfigError, DataError
+from kernelwarehouse.temperature import HasTemperature
 from kernelwarehouse.training.distributed import Processes, join_processes
 from kernelwarehouse.training.precision import autocast, require_precision
 from kernelwarehouse.training.progress import Display
@@ -188,6 +189,8 @@ def new_detector(
         width=recipe.width,
         options=recipe.options,
     )
+    if weights is not None:
+        _refuse_start_strategy(recipe, detector)
     detector.transform._skip_resize = True  # in training; what torchvision's own scripts set for this
     return detector
 
@@ -203,6 +206,15 @@ def _refuse_frozen(recipe: DetectionRecipe, backbone: str) -> None:
         raise ConfigError(
             f"{backbone} is new, and what the recipe freezes of it would never learn anything; pass "
             f"--backbone-checkpoint with a trained classifier, or set {' and '.join(frozen)}"
+        )
+
+
+def _refuse_start_strategy(recipe: DetectionRecipe, detector: Detector) -> None:
+    """A trained backbone knows which cells to mix. The engine would raise its temperature to 1 again."""
+    if recipe.tau_epochs and any(isinstance(module, HasTemperature) for module in detector.modules()):
+        raise ConfigError(
+            f"tau_epochs (={recipe.tau_epochs}) is the attention start strategy, for new backbones: it would disturb "
+            "what the network of --backbone-checkpoint has learnt about its cells; use --set tau_epochs=0"
         )
 
 
