@@ -97,7 +97,6 @@ def test_commands_that_cannot_be_done(
         (["train", "resnet18", "--coco", tmp_path / "no", "--output", tmp_path / "new"], "no is not there; a folder"),
         (["train", "vit_tiny_patch16_224", "--coco", scenes, "--output", tmp_path / "new", *SMALL], "feature maps"),
         (["eval", tmp_path, "--coco", scenes], "is not the folder of a run: it has no run.json"),
-        (["eval", trained, "--coco", scenes, "--batch-size", "0"], "--batch-size (=0) must be at least 1"),
         (["predict", trained, picture, "--output", tmp_path / "out"], "has no known form; its name must end in .jpg"),
         (["predict", trained, picture, "--output", tmp_path / "no" / "out.jpg"], "out.jpg cannot be written: No such"),
         (["predict", trained, tmp_path / "no.png", "--output", out], "no.png"),
