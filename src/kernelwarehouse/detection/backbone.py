@@ -121,11 +121,20 @@ class PyramidBackbone(nn.Module):
         return self.fpn(OrderedDict((str(level), features) for level, features in enumerate(maps)))
 
     def stages(self) -> list[list[nn.Module]]:
-        """The modules of the stem, and of every stage: a stage ends where the pyramid takes a level."""
+        """The modules of the stem, and of every stage: a stage ends where the pyramid takes a level.
+
+        Raises:
+            ConfigError: where levels end inside of parts, or are made side by side.
+        """
         info: Any = self.body.feature_info
         ends = {common_name(name) for name in info.module_name()}
         units = [(common_name(name), unit) for name, unit in _units(self.body, ends)]
         last = [index for index, (name, _) in enumerate(units) if name in ends]
+        if len(last) != len(ends):
+            raise ConfigError(
+                f"the stages of this network cannot be told apart: levels end at {', '.join(sorted(ends))}, its parts "
+                f"are {', '.join(name for name, _ in units)}; only frozen_stages=-1, nothing frozen, is possible"
+            )
         firsts = [0, last[0], *(index + 1 for index in last[:-1])]
         stops = [last[0], *(index + 1 for index in last)]
         return [[unit for _, unit in units[first:stop]] for first, stop in zip(firsts, stops, strict=True)]
@@ -140,8 +149,9 @@ class PyramidBackbone(nn.Module):
             for module in self.body.modules():
                 if isinstance(module, _BatchNorm):
                     module.eval()
-        for unit in itertools.chain.from_iterable(self.stages()[: self.frozen_stages + 1]):
-            unit.eval().requires_grad_(False)
+        if self.frozen_stages >= 0:
+            for unit in itertools.chain.from_iterable(self.stages()[: self.frozen_stages + 1]):
+                unit.eval().requires_grad_(False)
 
 
 def _units(body: nn.Module, ends: set[str]) -> list[tuple[str, nn.Module]]:
