@@ -325,8 +325,13 @@ def test_data_that_cannot_be_trained_on(tmp_path: Path) -> None:
         Detection(replace(data, train=None), tiny_recipe())
     nothing = {**content(), "annotations": []}
     empty = open_coco(write_set(tmp_path / "empty", train=nothing, validation=nothing))
-    with pytest.raises(DataError, match=r"train\.json has no annotations"):
+    with pytest.raises(DataError, match=r"train\.json has no objects to learn from: it has no annotations"):
         Detection(empty, tiny_recipe())
+    crowds = content()
+    crowds["annotations"] = [one for one in crowds["annotations"] if one["iscrowd"]]
+    only_crowds = open_coco(write_set(tmp_path / "crowds", train=crowds))
+    with pytest.raises(DataError, match=r"learn from: all of its 1 annotations are crowds or have no area"):
+        Detection(only_crowds, tiny_recipe())
     with pytest.raises(DataError, match=r"val\.json shows no objects"):
         Detection(replace(data, validation=empty.validation), tiny_recipe())
 

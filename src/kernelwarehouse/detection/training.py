@@ -222,8 +222,10 @@ def _refuse_start_strategy(recipe: DetectionRecipe, detector: Detector) -> None:
 def _training_part(data: CocoData) -> CocoPart:
     if data.train is None:
         raise DataError(f"{data.name} has no training images, only some to evaluate on")
-    if not len(data.train.file.labels):
-        raise DataError(f"{data.train.file.path} has no annotations, so there is nothing to learn from")
+    if not data.train.targets:
+        count = len(data.train.file.labels)
+        why = f"all of its {count:,} annotations are crowds or have no area" if count else "it has no annotations"
+        raise DataError(f"{data.train.file.path} has no objects to learn from: {why}")
     if not (~data.validation.file.crowds).any():
         raise DataError(f"{data.validation.file.path} shows no objects, so no network could be the best")
     return data.train
