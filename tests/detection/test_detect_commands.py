@@ -107,6 +107,25 @@ def test_commands_that_cannot_be_done(
     assert not out.exists()
 
 
+def test_all_missing_pictures_are_listed_before_training(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in ("train", "val"):
+        described = json.loads((scenes / f"{part}.json").read_text())
+        for image in described["images"]:
+            image["file_name"] = f"no\033\n{image['file_name']}"
+        (tmp_path / f"{part}.json").write_text(json.dumps(described))
+    assert main(["detect", "train", "resnet18", "--coco", str(tmp_path), "--output", str(tmp_path / "run")]) == 2
+    first, *listed, line = capsys.readouterr().err.splitlines()
+    assert first == "Missing:"
+    assert [name.rpartition("no")[2] for name in listed] == [
+        rf"\x1b\n{number:06}.png" for count in (8, 3) for number in range(count)
+    ]
+    assert line.startswith("kernelwarehouse: 11 of 11 pictures are missing: ")
+    assert "and 1 more, all listed with this error" in line
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_detector_is_evaluated_on_its_own_classes(
     trained: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

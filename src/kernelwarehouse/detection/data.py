@@ -305,12 +305,13 @@ def _refuse_missing(parts: Sequence[CocoPart]) -> None:
     many = len(missing) > NAMED
     error = DataError(
         f"{len(missing):,} of {pictures:,} pictures are missing: {', '.join(missing[:NAMED])}"
-        + (f" and {len(missing) - NAMED:,} more (--debug lists them all)" if many else "")
+        + (f" and {len(missing) - NAMED:,} more, all listed with this error" if many else "")
         + f"; the names in {' and '.join(part.file.path for part in parts)} are taken relative to "
         + " and ".join(str(part.folder) for part in parts)
     )
     if many:
-        error.add_note("Missing:\n" + "\n".join(missing))
+        for note in ("Missing:", *missing):  # one each, since names may hold line breaks
+            error.add_note(note)
     raise error
 
 
