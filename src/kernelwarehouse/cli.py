@@ -41,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except (Exception, KeyboardInterrupt) as error:
         if getattr(chosen, "debug", False):
-            traceback.print_exc()
+            traceback.print_exc()  # with its notes
+        else:
+            _list_notes(error)
         return _explain(error, getattr(chosen, "when_interrupted", ""))
 
 
@@ -80,11 +82,21 @@ def _explain(error: BaseException, when_interrupted: str) -> int:
 
 
 def _say(message: str, status: int = FAILED) -> int:
-    """Line breaks and control characters, which file names may hold, do not reach the terminal as such."""
     line = " ".join(part.strip() for part in message.splitlines() if part.strip())
-    visible = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in line)
-    print(f"kernelwarehouse: {visible}", file=sys.stderr)
+    print(f"kernelwarehouse: {_visible(line)}", file=sys.stderr)
     return status
+
+
+def _list_notes(error: BaseException) -> None:
+    """What is too long for the one line, such as all files that are missing, goes before it, a line a note."""
+    if isinstance(error, KernelWarehouseError):
+        for note in getattr(error, "__notes__", ()):
+            print(_visible(note), file=sys.stderr)
+
+
+def _visible(line: str) -> str:
+    """Line breaks and control characters, which file names may hold, do not reach the terminal as such."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in line)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

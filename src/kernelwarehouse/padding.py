@@ -71,7 +71,10 @@ def image_mean(x: Tensor, *, channels_last: bool = False) -> Tensor | None:
         return None
     if x.shape[0] != len(batch.sizes):
         raise ShapeError(f"a feature map of {x.shape[0]} samples in a padded batch of {len(batch.sizes)} images")
-    if channels_last:
-        x = x.permute(0, 3, 1, 2)
-    rows, columns = batch.shares(x, x.shape[2], x.shape[3])
-    return torch.bmm(torch.matmul(x, columns[:, None, :, None]).squeeze(3), rows[:, :, None]).squeeze(2)
+    maps = x.permute(0, 3, 1, 2) if channels_last else x
+    rows, columns = batch.shares(maps, maps.shape[2], maps.shape[3])
+    # Products that read the map in the order in which it lies in memory: for another, torch would copy it first.
+    if maps.is_contiguous(memory_format=torch.channels_last) and not maps.is_contiguous():
+        by_column = torch.bmm(rows[:, None], maps.permute(0, 2, 3, 1).flatten(2))
+        return torch.bmm(columns[:, None], by_column.view(*columns.shape, -1)).squeeze(1)
+    return torch.bmm(torch.matmul(maps, columns[:, None, :, None]).squeeze(3), rows[:, :, None]).squeeze(2)

@@ -97,7 +97,6 @@ def test_commands_that_cannot_be_done(
         (["train", "resnet18", "--coco", tmp_path / "no", "--output", tmp_path / "new"], "no is not there; a folder"),
         (["train", "vit_tiny_patch16_224", "--coco", scenes, "--output", tmp_path / "new", *SMALL], "feature maps"),
         (["eval", tmp_path, "--coco", scenes], "is not the folder of a run: it has no run.json"),
-        (["eval", trained, "--coco", scenes, "--batch-size", "0"], "--batch-size (=0) must be at least 1"),
         (["predict", trained, picture, "--output", tmp_path / "out"], "has no known form; its name must end in .jpg"),
         (["predict", trained, picture, "--output", tmp_path / "no" / "out.jpg"], "out.jpg cannot be written: No such"),
         (["predict", trained, tmp_path / "no.png", "--output", out], "no.png"),
@@ -106,6 +105,25 @@ def test_commands_that_cannot_be_done(
         assert message in refused(words, capsys), words
     assert not (tmp_path / "new").exists()
     assert not out.exists()
+
+
+def test_all_missing_pictures_are_listed_before_training(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in ("train", "val"):
+        described = json.loads((scenes / f"{part}.json").read_text())
+        for image in described["images"]:
+            image["file_name"] = f"no\033\n{image['file_name']}"
+        (tmp_path / f"{part}.json").write_text(json.dumps(described))
+    assert main(["detect", "train", "resnet18", "--coco", str(tmp_path), "--output", str(tmp_path / "run")]) == 2
+    first, *listed, line = capsys.readouterr().err.splitlines()
+    assert first == "Missing:"
+    assert [name.rpartition("no")[2] for name in listed] == [
+        rf"\x1b\n{number:06}.png" for count in (8, 3) for number in range(count)
+    ]
+    assert line.startswith("kernelwarehouse: 11 of 11 pictures are missing: ")
+    assert "and 1 more, all listed with this error" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_detector_is_evaluated_on_its_own_classes(

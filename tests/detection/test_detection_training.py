@@ -17,9 +17,9 @@ import kernelwarehouse as kw
 from kernelwarehouse.detection.data import CocoData, open_coco
 from kernelwarehouse.detection.detector import Detector
 from kernelwarehouse.detection.loading import SceneSample, collate_scenes, flipped
-from kernelwarehouse.detection.predict import open_detector
+from kernelwarehouse.detection.predict import TrainedDetector, open_detector
 from kernelwarehouse.detection.recipe import DetectionRecipe, load_schedule, schedule_names
-from kernelwarehouse.detection.training import Detection, SummedLosses, new_detector
+from kernelwarehouse.detection.training import Detection, DetectionSettings, SummedLosses, new_detector
 from kernelwarehouse.errors import (
     CheckpointError,
     ConfigError,
@@ -32,6 +32,8 @@ from kernelwarehouse.training.distributed import Processes
 from kernelwarehouse.training.metrics import read_metrics
 from kernelwarehouse.training.optimisation import make_optimizer, make_schedule
 from kernelwarehouse.training.predict import open_trained
+from kernelwarehouse.training.progress import Display
+from kernelwarehouse.training.run import Run
 from kernelwarehouse.training.run_folder import RunFolder
 from kernelwarehouse.training.trainer import Trainer
 
@@ -242,6 +244,34 @@ def test_evaluation_of_an_oracle_is_perfect_and_told_in_words(data: CocoData) ->
     assert told == ["mask AP 100.0% (AP50 100.0%)", "box AP 100.0% (AP50 100.0%)", "training loss 1.5000"]
 
 
+def test_what_is_found_does_not_depend_on_the_size_of_batches(tmp_path: Path) -> None:
+    """On pictures of three shapes, which padding would change; in training, and as `detect eval` does it."""
+    data = open_coco(write_set(tmp_path / "set"))
+    found = []
+    for size in (1, 3, None):
+        recipe = tiny_recipe(tau_epochs=0.0, ema_decay=0.0, batch_size=size or 1)
+        detector = new_detector("kw1x_resnet18", recipe, 3, seed=0, arguments=TINY_RESNET)
+        answers: list[dict[str, torch.Tensor]] = []
+        detector.register_forward_hook(lambda _, __, answer, answers=answers: answers.extend(answer))
+        settings = DetectionSettings(
+            model="kw1x_resnet18", data="set", classes=data.classes, image_size=48, seed=0, recipe=recipe
+        )
+        run = Run(
+            *(detector, Detection(data, recipe), settings, RunFolder(tmp_path / "run")),
+            options=OPTIONS,
+            processes=Processes(),
+            display=Display(silent=True),
+        )
+        if size is not None:
+            run.evaluate()
+        else:
+            TrainedDetector(detector, data.classes).evaluate(data, Processes(), workers=0, unreadable="stop")
+        found.append(answers)
+    assert any(len(answer["boxes"]) for answer in found[0])
+    for one, *others in zip(*found, strict=True):
+        assert all(torch.equal(one[name], other[name]) for other in others for name in one)
+
+
 def test_a_run_leaves_all_it_should_and_its_backbone_comes_from_a_classifier(data: CocoData, tmp_path: Path) -> None:
     torch.manual_seed(0)
     classifier = tiny_classifier("kw1x_resnet18", **TINY_RESNET)
@@ -272,6 +302,16 @@ def test_what_has_learnt_nothing_is_not_frozen(data: CocoData, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
+def test_trained_backbones_are_not_started_again(data: CocoData, tmp_path: Path) -> None:
+    for name in ("kw1x_resnet18", "resnet18"):
+        kw.save(tiny_classifier(name, **TINY_RESNET), tmp_path / name)
+    with pytest.raises(ConfigError, match=r"tau_epochs \(=1\.5\) .* use --set tau_epochs=0"):
+        train_tiny(data, tmp_path / "run", weights=tmp_path / "kw1x_resnet18")
+    assert not (tmp_path / "run").exists()
+    # A static network has no temperature that the recipe could raise.
+    assert new_detector("resnet18", tiny_recipe(), 3, seed=0, arguments=TINY_RESNET, weights=tmp_path / "resnet18")
+
+
 def test_the_classifier_of_another_backbone_is_refused(data: CocoData, tmp_path: Path) -> None:
     kw.save(tiny_classifier("resnet18", **TINY_RESNET), tmp_path / "classifier")
     with pytest.raises(CheckpointError, match="holds another network than the backbone kw1x_resnet18"):
@@ -285,8 +325,13 @@ def test_data_that_cannot_be_trained_on(tmp_path: Path) -> None:
         Detection(replace(data, train=None), tiny_recipe())
     nothing = {**content(), "annotations": []}
     empty = open_coco(write_set(tmp_path / "empty", train=nothing, validation=nothing))
-    with pytest.raises(DataError, match=r"train\.json has no annotations"):
+    with pytest.raises(DataError, match=r"train\.json has no objects to learn from: it has no annotations"):
         Detection(empty, tiny_recipe())
+    crowds = content()
+    crowds["annotations"] = [one for one in crowds["annotations"] if one["iscrowd"]]
+    only_crowds = open_coco(write_set(tmp_path / "crowds", train=crowds))
+    with pytest.raises(DataError, match=r"learn from: all of its 1 annotations are crowds or have no area"):
+        Detection(only_crowds, tiny_recipe())
     with pytest.raises(DataError, match=r"val\.json shows no objects"):
         Detection(replace(data, validation=empty.validation), tiny_recipe())
 

@@ -156,6 +156,15 @@ def test_images_without_objects_can_be_learnt_from() -> None:
     "changes, message",
     [
         ({"backbone": "kw1x_deit_tiny", "arguments": {}}, r"strides \[16, 16, 16\]"),
+        (
+            {"backbone": "swin_tiny_patch4_window7_224", "arguments": {}},
+            r"cannot take images of 160 x 224 \(AssertionError: Input height \(160\)",
+        ),
+        ({"backbone": "maxvit_tiny_rw_224", "arguments": {}}, r"cannot take images of 160 x 224 .* any size"),
+        (
+            {"backbone": "swin_tiny_patch4_window7_224", "arguments": {"strict_img_size": False}},
+            r"gives a feature map of shape \(1, 40, 56, 96\); a pyramid is made of maps of batch, channels",
+        ),
         ({"arguments": {"num_classes": 3}}, r"num_classes \(=3\) is for the detector to decide"),
         ({"arguments": {"nonsense": 3}}, "nonsense"),
         ({"frozen_stages": 5}, "frozen_stages is 5; a whole number from -1"),

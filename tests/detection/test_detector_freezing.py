@@ -10,6 +10,7 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 import kernelwarehouse as kw
 from kernelwarehouse.detection.detector import Detector
+from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.layers import WarehouseLayer
 
 BACKBONES = ["resnet18", "kw1x_resnet18", "od4x_resnet18", "kw1x_convnext_tiny"]
@@ -88,6 +89,16 @@ def test_stages_end_where_the_pyramid_takes_its_levels(backbone: str, stages: li
     detector = tiny_detector(backbone)
     names = {id(module): name for name, module in detector.backbone.body.named_modules()}
     assert [[names[id(unit)] for unit in stage] for stage in detector.backbone.stages()] == stages
+
+
+@pytest.mark.parametrize("backbone", ["xception41", "hrnet_w18_small"])
+def test_stages_that_cannot_be_told_apart_are_not_frozen(backbone: str) -> None:
+    """Levels end deep inside of a block, or several of them in one part."""
+    with torch.device("meta"):
+        with pytest.raises(ConfigError, match=r"cannot be told apart: .*; only frozen_stages=-1"):
+            tiny_detector(backbone, arguments={}, frozen_stages=1)
+        whole = tiny_detector(backbone, arguments={}, frozen_stages=-1, norms="trained").train()
+    assert all(parameter.requires_grad for parameter in whole.parameters())
 
 
 @pytest.mark.parametrize("backbone", ["kw1x_resnet18", "od4x_resnet18"])

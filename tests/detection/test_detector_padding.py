@@ -1,10 +1,13 @@
 """Padded batches: an image's kernels come from the image, whatever lies beside it."""
 
+from typing import Any
+
 import pytest
 import torch
 from benchmarks.padding import Change, change_by_padding
 from tiny_detectors import tiny_detector
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernelwarehouse as kw
 from kernelwarehouse.errors import ShapeError
@@ -35,6 +38,37 @@ def test_the_mean_is_that_of_the_image_alone(dtype: torch.dtype) -> None:
     [ours], [theirs] = (torch.autograd.grad(mean.square().sum(), images, retain_graph=True) for mean in (found, wanted))
     torch.testing.assert_close(ours, theirs)
     assert not ours[0, :, 20:].any()
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that was made inside, and is no view."""
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        storage = made.untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.bytes = max(self.bytes, storage.nbytes())
+        return made
+
+
+@pytest.mark.parametrize("kind", ["channels first", "channels last", "channels last in memory"])
+def test_the_mean_makes_no_copy_of_the_map(kind: str) -> None:
+    maps = torch.rand(2, 6, *PADDED)
+    wanted = torch.stack([maps[0, :, :20].mean((1, 2)), maps[1, :, :, :12].mean((1, 2))])
+    if kind != "channels first":
+        maps = maps.to(memory_format=torch.channels_last)
+    last = kind == "channels last"
+    given = maps.permute(0, 2, 3, 1) if last else maps
+    with padded_batch(SIZES, PADDED), Largest(maps) as largest:
+        found = image_mean(given, channels_last=last)
+    assert found is not None
+    torch.testing.assert_close(found, wanted)
+    assert largest.bytes < maps.untyped_storage().nbytes()
 
 
 def test_smaller_maps_count_a_position_that_any_pixel_of_the_image_reaches() -> None:

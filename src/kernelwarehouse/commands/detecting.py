@@ -120,24 +120,15 @@ def resolve_schedule(arguments: argparse.Namespace) -> DetectionRecipe:
 def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", type=path, metavar="RUN", help="the folder of a run, or its best/ or last/")
     _add_coco(parser)
-    parser.add_argument("--batch-size", type=int, default=2, metavar="N", help="over all processes (default: 2)")
     parser.set_defaults(run=run_eval)
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
     require("detection", "evaluating detectors")
-    if arguments.batch_size < 1:
-        raise ConfigError(f"--batch-size (={arguments.batch_size}) must be at least 1")
     trained = open_detector(arguments.run_folder)
     data = open_coco(arguments.coco, images=arguments.images, for_training=False)
     with join_processes(arguments.device) as processes:
-        scores = trained.evaluate(
-            data,
-            processes,
-            batch_size=max(1, arguments.batch_size // processes.world_size),
-            workers=arguments.workers,
-            unreadable=arguments.unreadable,
-        )
+        scores = trained.evaluate(data, processes, workers=arguments.workers, unreadable=arguments.unreadable)
         if processes.is_main:
             out = console()
             out.print(score_table(scores))

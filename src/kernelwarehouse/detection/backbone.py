@@ -24,6 +24,8 @@ from kernelwarehouse.zoo import build_by_name, common_name
 Norms = Literal["frozen", "trained"]
 FINEST, COARSEST = 4, 32
 """Strides of the levels that a pyramid is made of, where the network has them."""
+TRIED = (160, 224)
+"""Height and width that a network is tried with: whole numbers of the coarsest strides, and of no usual window."""
 _DECIDED = ("features_only", "out_indices", "feature_cls", "num_classes", "in_chans")
 
 
@@ -37,11 +39,12 @@ def build_features(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     info = whole.feature_info
     strides = dict(zip(info.out_indices, info.reduction(), strict=True))
     levels = [index for index, stride in strides.items() if FINEST <= stride <= COARSEST]
-    if not levels or any(strides[one] >= strides[other] for one, other in itertools.pairwise(levels)):
+    if not levels or any(2 * strides[one] != strides[other] for one, other in itertools.pairwise(levels)):
         raise ConfigError(
-            f"{name} gives feature maps of strides {list(strides.values())}; a pyramid is made of maps of growing "
-            f"strides from {FINEST} to {COARSEST} pixels: choose a convolutional network such as resnet18"
+            f"{name} gives feature maps of strides {list(strides.values())}; a pyramid is made of maps whose strides "
+            f"double, from {FINEST} to {COARSEST} pixels: choose a convolutional network such as resnet18"
         )
+    _try_out(name, whole)
     features = _features(name, {**arguments, "out_indices": levels})
     if builder_of(features) is None:
         remember_builder(features, name, {**arguments, "features_only": True, "out_indices": levels})
@@ -56,6 +59,26 @@ def _features(name: str, arguments: Mapping[str, Any]) -> Any:
     except PlanError as error:
         raise ConfigError(f"{name} cannot be taken apart for feature maps: {error}") from error
     return features
+
+
+@torch.no_grad()
+def _try_out(name: str, network: Any) -> None:
+    """Refuse a network that is for images of one size, or whose maps are not channels x height x width, before a
+    detector is built on it. On the meta device, so that it costs no arithmetic."""
+    try:
+        maps = network.eval()(torch.zeros(1, 3, *TRIED, device="meta"))
+    except Exception as error:  # a network can refuse an image in any way
+        raise ConfigError(
+            f"{name} cannot take images of {TRIED[0]} x {TRIED[1]} ({type(error).__name__}: {error}), and images of a "
+            "detector are of any size: choose a convolutional network such as resnet18"
+        ) from error
+    channels = network.feature_info.channels()
+    odd = [tuple(one.shape) for one, wanted in zip(maps, channels, strict=True) if one.shape[1:-2] != (wanted,)]
+    if odd:
+        raise ConfigError(
+            f"{name} gives a feature map of shape {odd[0]}; a pyramid is made of maps of batch, channels, height and "
+            "width: choose a convolutional network such as resnet18"
+        )
 
 
 class PyramidBackbone(nn.Module):
@@ -98,11 +121,20 @@ class PyramidBackbone(nn.Module):
         return self.fpn(OrderedDict((str(level), features) for level, features in enumerate(maps)))
 
     def stages(self) -> list[list[nn.Module]]:
-        """The modules of the stem, and of every stage: a stage ends where the pyramid takes a level."""
+        """The modules of the stem, and of every stage: a stage ends where the pyramid takes a level.
+
+        Raises:
+            ConfigError: where levels end inside of parts, or are made side by side.
+        """
         info: Any = self.body.feature_info
         ends = {common_name(name) for name in info.module_name()}
         units = [(common_name(name), unit) for name, unit in _units(self.body, ends)]
         last = [index for index, (name, _) in enumerate(units) if name in ends]
+        if len(last) != len(ends):
+            raise ConfigError(
+                f"the stages of this network cannot be told apart: levels end at {', '.join(sorted(ends))}, its parts "
+                f"are {', '.join(name for name, _ in units)}; only frozen_stages=-1, nothing frozen, is possible"
+            )
         firsts = [0, last[0], *(index + 1 for index in last[:-1])]
         stops = [last[0], *(index + 1 for index in last)]
         return [[unit for _, unit in units[first:stop]] for first, stop in zip(firsts, stops, strict=True)]
@@ -117,8 +149,9 @@ class PyramidBackbone(nn.Module):
             for module in self.body.modules():
                 if isinstance(module, _BatchNorm):
                     module.eval()
-        for unit in itertools.chain.from_iterable(self.stages()[: self.frozen_stages + 1]):
-            unit.eval().requires_grad_(False)
+        if self.frozen_stages >= 0:
+            for unit in itertools.chain.from_iterable(self.stages()[: self.frozen_stages + 1]):
+                unit.eval().requires_grad_(False)
 
 
 def _units(body: nn.Module, ends: set[str]) -> list[tuple[str, nn.Module]]:

@@ -77,6 +77,8 @@ class CocoFile:
     """As in the file: left, top, width, height."""
     areas: Floats
     crowds: NDArray[np.bool_]
+    blank: NDArray[np.bool_]
+    """Whose outlines lie beyond the edges of their images, or are run lengths without a pixel inside."""
     outlines: Outlines
 
     def of_image(self, index: int) -> range:
@@ -113,6 +115,7 @@ def read_coco_file(path: str | Path) -> CocoFile:
         boxes=np.array(packer.boxes, np.float64).reshape(-1, 4),
         areas=np.array(packer.areas, np.float64),
         crowds=np.array(packer.crowds, bool),
+        blank=np.array(packer.blank, bool),
         outlines=packer.outlines(),
     )
 
@@ -194,7 +197,7 @@ class _Packer:
         self.label_of = {identity: label for label, identity in enumerate(categories, 1)}
         self.sizes = sizes
         self.unknown: list[str] = []
-        self.labels, self.crowds = array("q"), array("b")
+        self.labels, self.crowds, self.blank = array("q"), array("b"), array("b")
         self.boxes, self.areas, self.coordinates = array("d"), array("d"), array("d")
         self.ring_starts, self.first_rings, self.text_starts = array("q", [0]), array("q", [0]), array("q", [0])
         self.text = bytearray()
@@ -223,7 +226,9 @@ class _Packer:
     def _add_outline(self, entry: dict[str, Any], height: int, width: int) -> None:
         outline = entry.get("segmentation")
         if isinstance(outline, dict):
-            self.text += self._counts(entry, outline, height, width).encode("ascii")
+            counts = self._counts(entry, outline, height, width)
+            self.text += counts.encode("ascii")
+            self.blank.append(not any(runs_of(counts)[1::2]))
         elif isinstance(outline, list) and outline:
             for ring in outline:
                 if not isinstance(ring, list) or len(ring) < 6 or len(ring) % 2 or not _are_numbers(ring):
@@ -232,6 +237,7 @@ class _Packer:
                     )
                 self.coordinates.extend(ring)
                 self.ring_starts.append(len(self.coordinates))
+            self.blank.append(all(_is_beyond(ring, height, width) for ring in outline))
         else:
             raise self._wrong(entry, "segmentation", "an outline is wanted, a list of polygons or run lengths (RLE)")
         self.first_rings.append(len(self.ring_starts) - 1)
@@ -275,6 +281,11 @@ class _Packer:
 
     def _wrong(self, entry: dict[str, Any], key: str, right: str) -> DataError:
         return DataError(f"{self.path}: annotation {entry['id']}: {key} is {_shown(entry.get(key))}; {right}")
+
+
+def _is_beyond(ring: Sequence[float], height: int, width: int) -> bool:
+    across, down = ring[0::2], ring[1::2]
+    return max(across) <= 0 or min(across) >= width or max(down) <= 0 or min(down) >= height
 
 
 def _unique_ids(path: Path, key: str, entries: list[dict[str, Any]]) -> list[int]:

@@ -44,7 +44,8 @@ class CocoPart(Dataset[Scene]):
 
     `part[index]` reads a picture. Its target has, of every object, `boxes` (left, top, right, bottom, within the
     picture), `labels` (from 1 on, in the order of `classes`), `masks`, `area` and `iscrowd`, and its `image_id`.
-    Crowds are no targets, nor is what has no area within the picture: evaluation knows of them by `truth`.
+    Crowds are no targets, nor is what has no area within the picture: evaluation knows of them by `truth`. `targets` is
+    how many are left.
     """
 
     def __init__(self, file: CocoFile, folder: Path) -> None:
@@ -54,7 +55,7 @@ class CocoPart(Dataset[Scene]):
         self._boxes = _clipped_boxes(file)
         left, top, right, bottom = self._boxes.T
         has_area = (right > left) & (bottom > top)
-        self._is_target = has_area & ~file.crowds
+        self._is_target = has_area & ~file.crowds & ~file.blank
         self._warn(has_area)
 
     @property
@@ -65,6 +66,10 @@ class CocoPart(Dataset[Scene]):
     def category_ids(self) -> tuple[int, ...]:
         """The ids in the file, of label 1 and on."""
         return self.file.category_ids
+
+    @property
+    def targets(self) -> int:
+        return int(self._is_target.sum())
 
     @property
     def image_ids(self) -> NDArray[np.int64]:
@@ -95,7 +100,7 @@ class CocoPart(Dataset[Scene]):
         for number in self.file.of_image(index):
             if self._is_target[number]:
                 mask = decode_mask(self.file.outlines.rle(number, height, width))
-                if mask.any():  # an outline between the centres of pixels has none
+                if mask.any():  # a small outline between the centres of pixels has none
                     wanted.append(number)
                     masks.append(mask)
         chosen = np.array(wanted, np.int64)
@@ -167,7 +172,11 @@ class CocoPart(Dataset[Scene]):
         for found, what in (
             (empty & ~file.crowds, "boxes have no area and are left out of training"),
             (~has_area & ~empty & ~file.crowds, "boxes lie outside of their images and are left out of training"),
-            (over & has_area, "boxes reach over the edge of their images and are clipped for training"),
+            (
+                file.blank & has_area & ~file.crowds,
+                "outlines have no pixel within their images and are left out of training",
+            ),
+            (over & has_area & ~file.blank, "boxes reach over the edge of their images and are clipped for training"),
         ):
             if found.any():
                 ids = file.annotation_ids[found].tolist()
@@ -296,12 +305,13 @@ def _refuse_missing(parts: Sequence[CocoPart]) -> None:
     many = len(missing) > NAMED
     error = DataError(
         f"{len(missing):,} of {pictures:,} pictures are missing: {', '.join(missing[:NAMED])}"
-        + (f" and {len(missing) - NAMED:,} more (--debug lists them all)" if many else "")
+        + (f" and {len(missing) - NAMED:,} more, all listed with this error" if many else "")
         + f"; the names in {' and '.join(part.file.path for part in parts)} are taken relative to "
         + " and ".join(str(part.folder) for part in parts)
     )
     if many:
-        error.add_note("Missing:\n" + "\n".join(missing))
+        for note in ("Missing:", *missing):  # one each, since names may hold line breaks
+            error.add_note(note)
     raise error
 
 

@@ -11,13 +11,12 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import unfreeze_batch_norm_2d
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
-from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.ops import MultiScaleRoIAlign
 
 from kernelwarehouse.builder import WEIGHT_ARGUMENTS, Maker, builder_of, remember_builder
 from kernelwarehouse.detection.backbone import Norms, PyramidBackbone, build_features
+from kernelwarehouse.detection.heads import Anchors, BoxPredictor, ProposalHead, RoiAlign
 from kernelwarehouse.detection.weights import load_backbone
 from kernelwarehouse.errors import ConfigError, ShapeError
 
@@ -26,6 +25,7 @@ COCO_SIZES: Sizes = ((800,), 1333)
 """Shorter sides, of which training takes any and evaluation the last, and the longest side."""
 ANCHOR_PER_STRIDE = 8
 """Side of the square anchors of a level, in strides."""
+ANCHOR_RATIOS = (0.5, 1.0, 2.0)
 WIDTH = 256
 _OPTIONS = frozenset(
     name for name in inspect.signature(MaskRCNN.__init__).parameters if name.startswith(("rpn_", "box_"))
@@ -57,7 +57,6 @@ class Detector(MaskRCNN):
         _check_sizes(sizes)
         _check_options(options or {})
         backbone = PyramidBackbone(features, width, norms=norms, frozen_stages=frozen_stages)
-        levels = [str(level) for level in range(len(backbone.strides))]
         strides = [*backbone.strides, 2 * backbone.strides[-1]]  # the last is the pyramid's own
         labels = classes + 1  # 0 is the background
         super().__init__(
@@ -66,13 +65,14 @@ class Detector(MaskRCNN):
             max_size=sizes[1],
             image_mean=list(IMAGENET_DEFAULT_MEAN),
             image_std=list(IMAGENET_DEFAULT_STD),
-            rpn_anchor_generator=AnchorGenerator(
-                tuple((ANCHOR_PER_STRIDE * stride,) for stride in strides), ((0.5, 1.0, 2.0),) * len(strides)
+            rpn_anchor_generator=Anchors(
+                tuple((ANCHOR_PER_STRIDE * stride,) for stride in strides), (ANCHOR_RATIOS,) * len(strides)
             ),
-            box_roi_pool=RoiAlign(levels, output_size=7, sampling_ratio=2),
+            rpn_head=ProposalHead(width, len(ANCHOR_RATIOS)),
+            box_roi_pool=RoiAlign(backbone.strides, output_size=7),
             box_head=TwoMLPHead(width * 7**2, 4 * width),
-            box_predictor=FastRCNNPredictor(4 * width, labels),
-            mask_roi_pool=RoiAlign(levels, output_size=14, sampling_ratio=2),
+            box_predictor=BoxPredictor(4 * width, labels),
+            mask_roi_pool=RoiAlign(backbone.strides, output_size=14),
             mask_head=MaskRCNNHeads(width, (width,) * 4, 1),
             mask_predictor=MaskRCNNPredictor(width, width, labels),
             **(options or {}),
@@ -102,13 +102,6 @@ class Detector(MaskRCNN):
         with batch norms and nothing frozen. `kernelwarehouse.save` and `load` know it as any other network."""
         network = unfreeze_batch_norm_2d(copy.deepcopy(self.backbone.body))
         return network.requires_grad_(True).train(self.training)
-
-
-class RoiAlign(MultiScaleRoIAlign):
-    """torchvision's, which notes the strides of the levels when it is first called: nothing that needs to be kept."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "scales": None, "map_levels": None}
 
 
 def build_detector(

@@ -15,7 +15,7 @@ from kernelwarehouse.detection.data import CocoData
 from kernelwarehouse.detection.detector import Detector
 from kernelwarehouse.detection.evaluation import DetectionScores
 from kernelwarehouse.detection.loading import EvaluationScenes, collate_scenes
-from kernelwarehouse.detection.training import DetectionSettings, evaluate_detector
+from kernelwarehouse.detection.training import Detection, DetectionSettings, evaluate_detector
 from kernelwarehouse.errors import DataError, TrainingError
 from kernelwarehouse.saving.checkpoint import load
 from kernelwarehouse.training.distributed import Processes
@@ -38,9 +38,9 @@ class TrainedDetector:
         return found
 
     def evaluate(
-        self, data: CocoData, processes: Processes, *, batch_size: int, workers: int | None, unreadable: Unreadable
+        self, data: CocoData, processes: Processes, *, workers: int | None, unreadable: Unreadable
     ) -> DetectionScores:
-        """On the validation pictures, which must have this detector's classes."""
+        """On the validation pictures, one at a time as in training. They must have this detector's classes."""
         if data.classes != self.classes:
             raise DataError(
                 f"{data.name} has {len(data.classes)} classes ({_some(data.classes)}), the detector was trained for "
@@ -49,7 +49,8 @@ class TrainedDetector:
         check_workers(workers)
         workers = default_workers(processes) if workers is None else workers
         scenes = EvaluationScenes(data.validation, unreadable)
-        loader = evaluation_loader(scenes, len(data.validation), batch_size, workers, processes, collate_scenes)
+        size, count = Detection.evaluation_batch, len(data.validation)
+        loader = evaluation_loader(scenes, count, size, workers, processes, collate_scenes)
         with closing(read_batches(loader)) as batches:
             return evaluate_detector(self.network.to(processes.device), data.validation, batches, processes)
 

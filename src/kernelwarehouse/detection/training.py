@@ -24,6 +24,7 @@ from kernelwarehouse.detection.loading import (
 )
 from kernelwarehouse.detection.recipe import DetectionRecipe
 from kernelwarehouse.errors import ConfigError, DataError
+from kernelwarehouse.temperature import HasTemperature
 from kernelwarehouse.training.distributed import Processes, join_processes
 from kernelwarehouse.training.precision import autocast, require_precision
 from kernelwarehouse.training.progress import Display
@@ -59,6 +60,7 @@ class Detection(Task[SceneBatch]):
     """The best network is that with the highest mask AP."""
 
     best_by = "mask_ap"
+    evaluation_batch = 1  # at its border, an image meets the padding that images beside it bring
 
     def __init__(self, data: CocoData, recipe: DetectionRecipe) -> None:
         self._train = _training_part(data)
@@ -188,6 +190,8 @@ def new_detector(
         width=recipe.width,
         options=recipe.options,
     )
+    if weights is not None:
+        _refuse_start_strategy(recipe, detector)
     detector.transform._skip_resize = True  # in training; what torchvision's own scripts set for this
     return detector
 
@@ -206,11 +210,22 @@ def _refuse_frozen(recipe: DetectionRecipe, backbone: str) -> None:
         )
 
 
+def _refuse_start_strategy(recipe: DetectionRecipe, detector: Detector) -> None:
+    """A trained backbone knows which cells to mix. The engine would raise its temperature to 1 again."""
+    if recipe.tau_epochs and any(isinstance(module, HasTemperature) for module in detector.modules()):
+        raise ConfigError(
+            f"tau_epochs (={recipe.tau_epochs}) is the attention start strategy, for new backbones: it would disturb "
+            "what the network of --backbone-checkpoint has learnt about its cells; use --set tau_epochs=0"
+        )
+
+
 def _training_part(data: CocoData) -> CocoPart:
     if data.train is None:
         raise DataError(f"{data.name} has no training images, only some to evaluate on")
-    if not len(data.train.file.labels):
-        raise DataError(f"{data.train.file.path} has no annotations, so there is nothing to learn from")
+    if not data.train.targets:
+        count = len(data.train.file.labels)
+        why = f"all of its {count:,} annotations are crowds or have no area" if count else "it has no annotations"
+        raise DataError(f"{data.train.file.path} has no objects to learn from: {why}")
     if not (~data.validation.file.crowds).any():
         raise DataError(f"{data.validation.file.path} shows no objects, so no network could be the best")
     return data.train

@@ -321,7 +321,7 @@ class Run:
     def evaluate(self) -> Evaluated:
         """The network to keep, on all validation images."""
         samples = self.task.validation_samples(self.options.unreadable)
-        size = self.recipe.batch_size // self.processes.world_size // self.parts
+        size = self.task.evaluation_batch or self.recipe.batch_size // self.processes.world_size // self.parts
         count = self.task.validation_count
         loader = evaluation_loader(samples, count, size, self.workers, self.processes, self.task.collate)
         with closing(read_batches(loader)) as batches:

@@ -56,6 +56,10 @@ class Task(ABC, Generic[BatchKind]):
     best_by: ClassVar[str]
     """The value of an evaluation that decides which network is kept as the best: the one where it is highest."""
 
+    evaluation_batch: ClassVar[int | None] = None
+    """How many validation samples a process takes at once, where it changes what is found; by default as many as in
+    training."""
+
     training_count: int
     validation_count: int
 
