@@ -1,8 +1,9 @@
 """Time and memory of a training step of Mask R-CNN, with warehouses in the backbone and without.
 
 All detectors take turns in one process for the times, and each has a process of its own for the memory. A step is
-forward, losses and backward, on two images of 320 x 320 with four objects each; backbones are at temperature 0 and
-frozen as in fine-tuning: the stem, the first stage and the batch norms.
+forward, losses, backward and SGD with momentum, on two images with four objects each, both of 320 x 320, and once more
+where one is lower and one narrower than that, so that the batch is padded. Backbones are at temperature 0 and frozen as
+in fine-tuning: the stem, the first stage and the batch norms.
 """
 
 import argparse
@@ -30,22 +31,25 @@ CLASSES = 80
 OBJECTS = 4
 MOST_TIME, MOST_MEMORY = 1.3, 1.1
 """The targets, relative to the static backbone."""
+SHAPES = {"square": ((1.0, 1.0),), "padded": ((0.94, 1.0), (1.0, 0.9))}
+"""Height and width of the images of a batch, in turn, as parts of the side."""
 
 
-def scene(side: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+def scene(height: int, width: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
     """Noise, and objects that are rectangles of random places and sizes."""
-    image = torch.rand(3, side, side, generator=generator)
+    image = torch.rand(3, height, width, generator=generator)
+    side = min(height, width)
     corners = torch.rand(OBJECTS, 2, generator=generator) * side / 2
     sizes = (0.1 + torch.rand(OBJECTS, 2, generator=generator) * 0.4) * side
     boxes = torch.cat([corners, corners + sizes], 1).round()
-    masks = torch.zeros(OBJECTS, side, side, dtype=torch.uint8)
+    masks = torch.zeros(OBJECTS, height, width, dtype=torch.uint8)
     for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
         mask[top:bottom, left:right] = 1
     labels = torch.randint(1, CLASSES + 1, (OBJECTS,), generator=generator)
     return image, {"boxes": boxes, "labels": labels, "masks": masks}
 
 
-def runner(backbone: str, side: int, batch: int) -> Callable[[], None]:
+def runner(backbone: str, side: int, batch: int, shapes: str) -> Callable[[], None]:
     """A function that does one step of a new detector, always on the same images."""
     torch.manual_seed(0)
     sizes = ((side,), side)
@@ -53,45 +57,51 @@ def runner(backbone: str, side: int, batch: int) -> Callable[[], None]:
     if any(isinstance(module, HasTemperature) for module in detector.modules()):
         set_temperature(detector, 0.0)
     generator = torch.Generator().manual_seed(0)
-    images, targets = zip(*(scene(side, generator) for _ in range(batch)), strict=True)
+    parts = [SHAPES[shapes][number % len(SHAPES[shapes])] for number in range(batch)]
+    scenes = [scene(round(high * side), round(wide * side), generator) for high, wide in parts]
+    images, targets = zip(*scenes, strict=True)
+    # A rate of 0 costs what any other does, and leaves the network as it is.
+    trained = [parameter for parameter in detector.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.0, momentum=0.9)
 
     def run() -> None:
         torch.manual_seed(1)  # which proposals are sampled
-        detector.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         sum(detector(images, targets).values()).backward()
+        optimizer.step()
 
     return run
 
 
-def peak_in_this_process(backbone: str, side: int, batch: int, steps: int) -> int:
+def peak_in_this_process(backbone: str, side: int, batch: int, shapes: str, steps: int) -> int:
     """Bytes: the most this process has held during the steps, without what it held before the detector was made."""
     load_native()
     before = process_memory("VmRSS")
-    run = runner(backbone, side, batch)
+    run = runner(backbone, side, batch, shapes)
     for _ in range(steps):
         run()
     return process_memory("VmHWM") - before
 
 
-def measure(presets: Sequence[str], chosen: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(presets: Sequence[str], shapes: str, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for every preset, all of them on one static backbone."""
     static = find_preset(presets[0]).backbone
     others = [preset for preset in presets if find_preset(preset).backbone != static]
     if others:
         raise SystemExit(f"{others[0]} is not on {static}, as {presets[0]} is; measure one backbone at a time")
     options = ["--image", str(chosen.image), "--batch", str(chosen.batch), "--threads", str(chosen.threads)]
-    options += ["--steps", str(chosen.steps)]
+    options += ["--steps", str(chosen.steps), "--shapes", shapes]
     backbones = [static, *presets]
     peaks = {}
     for name in backbones:  # told at once: a run that is broken off has measured something
         peaks[name] = int(child.ask("detection", ["--child", name, *options])["bytes"])
-        Console().print(f"{name}: {peaks[name] / 1e6:.0f} MB")
-    runs = {name: runner(name, chosen.image, chosen.batch) for name in backbones}
+        Console().print(f"{name}, {shapes}: {peaks[name] / 1e6:.0f} MB")
+    runs = {name: runner(name, chosen.image, chosen.batch, shapes) for name in backbones}
     times = interleave(runs, chosen.seconds, chosen.rounds, chosen.clock)
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     return [
         {
-            "name": f"{preset}, batch {chosen.batch} at {chosen.image}x{chosen.image}",
+            "name": f"{preset}, batch {chosen.batch} at {chosen.image}x{chosen.image}, {shapes}",
             "preset": preset,
             "batch": chosen.batch,
             "image": chosen.image,
@@ -113,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--preset", nargs="+", default=list(PRESETS), help="presets on one backbone")
     parser.add_argument("--image", type=int, default=320, help="side of the images")
     parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="processor: where others use the machine")
     parser.add_argument("--seconds", type=float, default=60, help="time for all rounds, at least")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, at least")
@@ -125,12 +136,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     if chosen.child:
-        print(json.dumps({"bytes": peak_in_this_process(chosen.child, chosen.image, chosen.batch, chosen.steps)}))
+        [shapes] = chosen.shapes
+        peak = peak_in_this_process(chosen.child, chosen.image, chosen.batch, shapes, chosen.steps)
+        print(json.dumps({"bytes": peak}))
         return
     facts = {**results.machine(chosen.threads), "clock": chosen.clock}
-    usual = tuple(chosen.preset) == PRESETS and (chosen.image, chosen.batch) == (320, 2)
+    usual = all(getattr(chosen, name) == parser.get_default(name) for name in ("preset", "image", "batch", "shapes"))
     out = results.destination(f"detection-{chosen.threads}", facts, chosen.out) if chosen.out or usual else None
-    rows = measure(chosen.preset, chosen)
+    rows = [row for shapes in chosen.shapes for row in measure(chosen.preset, shapes, chosen)]
     if out:
         results.write(out, {"machine": facts, "rows": rows})
     table: Figures = detection(rows)

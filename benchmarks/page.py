@@ -29,6 +29,7 @@ PAGES = {
         "routing": r"routing-\d+",
     },
     "training.md": {"training_loop": "training_loop", "loader": "loader"},
+    "detection.md": {"detection": r"detection-\d+"},
 }
 
 

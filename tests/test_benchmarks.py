@@ -309,13 +309,14 @@ def test_detection_compares_detectors_with_the_static_one(
 
     monkeypatch.setattr(child, "ask", ask_here)
     monkeypatch.setattr(speed, "WARM_UPS", 0)
-    quick = ["--image", "64", "--batch", "1", "--seconds", "0", "--rounds", "1", "--steps", "1"]
+    quick = ["--image", "64", "--batch", "2", "--seconds", "0", "--rounds", "1", "--steps", "1"]
     detection.main(["--preset", "kw1x_small_resnet", *quick, "--out", str(tmp_path / "out.json")])
-    [row] = json.loads((tmp_path / "out.json").read_text())["rows"]
+    row, padded = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert padded["name"] == "kw1x_small_resnet, batch 2 at 64x64, padded"
     assert set(row["milliseconds"]) == set(row["megabytes"]) == {"static", "ours"}
     assert row["time ratio"] == pytest.approx(row["milliseconds"]["ours"] / row["milliseconds"]["static"], abs=0.01)
     [line] = tables.detection([row]).lines
-    assert line[0] == "kw1x_small_resnet, batch 1 at 64x64"
+    assert line[0] == "kw1x_small_resnet, batch 2 at 64x64, square"
     with pytest.raises(SystemExit, match="kw1x_resnet18 is not on resnet50"):
         detection.main(["--preset", "kw1x_resnet50", "kw1x_resnet18", *quick])
 
