@@ -1,6 +1,5 @@
 """Mask R-CNN, torchvision's, on any convolutional network of the zoo's or timm's."""
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import unfreeze_batch_norm_2d
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
@@ -100,8 +98,7 @@ class Detector(MaskRCNN):
     def backbone_network(self) -> nn.Module:
         """A copy of the backbone without pyramid and heads: timm's network for features, which gives a list of maps,
         with batch norms and nothing frozen. `kernelwarehouse.save` and `load` know it as any other network."""
-        network = unfreeze_batch_norm_2d(copy.deepcopy(self.backbone.body))
-        return network.requires_grad_(True).train(self.training)
+        return self.backbone.unfrozen_body()
 
 
 def build_detector(
