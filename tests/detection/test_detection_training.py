@@ -318,6 +318,14 @@ def test_the_classifier_of_another_backbone_is_refused(data: CocoData, tmp_path:
         train_tiny(data, tmp_path / "run", weights=tmp_path / "classifier")
 
 
+def test_a_folder_that_cannot_be_gone_on_with_is_refused_without_the_option_of_classifiers(
+    data: CocoData, tmp_path: Path
+) -> None:
+    (tmp_path / "last").mkdir()
+    with pytest.raises(TrainingError, match=r"last is no symbolic link; .*: use another --output$"):
+        train_tiny(data, tmp_path)
+
+
 def test_data_that_cannot_be_trained_on(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set")
     data = open_coco(root)

@@ -159,7 +159,7 @@ def train_detector(
         model = new_detector(
             backbone, recipe, len(data.classes), seed=options.seed, arguments=arguments, weights=weights
         )
-        folder = RunFolder(output)
+        folder = RunFolder(output, starts_from="")
         display = Display(silent=not processes.is_main)
         Run(model, task, settings, folder, options=options, processes=processes, display=display).train()
     return folder
