@@ -199,6 +199,16 @@ def test_unknown_backbones_are_named() -> None:
         tiny_detector("kw1x_resnet19")
 
 
+def test_images_too_narrow_to_be_resized_are_named() -> None:
+    detector = tiny_detector("resnet18").eval()  # its longest side is 96
+    with torch.no_grad():
+        assert len(detector([torch.rand(3, 2, 192)])) == 1
+        with pytest.raises(
+            ShapeError, match=r"image 1 is 1 x 97 pixels, and nothing is left .*; sides of at most 96 to 1"
+        ):
+            detector([torch.rand(3, 96, 1), torch.rand(3, 97, 1)])
+
+
 def test_bad_images_and_targets_are_named() -> None:
     detector = tiny_detector("resnet18").train()
     image, target = scene(64, 96)
