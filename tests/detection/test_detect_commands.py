@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from detection_runs import CHANGES, TINY_RESNET
-from PIL import Image
+from PIL import ExifTags, Image
 
 from kernelwarehouse.cli import main
 from kernelwarehouse.detection import demo
@@ -69,6 +69,23 @@ def test_predict_with_a_threshold_that_nothing_reaches(trained: Path, scenes: Pa
     with Image.open(picture) as given, Image.open(tmp_path / "o.png") as drawn:
         assert drawn.tobytes() == given.convert("RGB").resize(drawn.size, Image.Resampling.NEAREST).tobytes()
         assert drawn.width == 10 * given.width
+
+
+@pytest.mark.parametrize("note", ["orientation", "damaged"])
+def test_predict_turns_a_picture_as_its_camera_says(trained: Path, scenes: Path, tmp_path: Path, note: str) -> None:
+    with Image.open(scenes / "val" / "000000.png") as whole:
+        upright = whole.convert("RGB").crop((0, 0, 48, 40))
+    if note == "orientation":
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 6  # stored with its top at the left
+        upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "given.png", exif=exif)
+    else:
+        upright.save(tmp_path / "given.png", exif=b"Exif\0\0no such thing")
+    words = ["detect", "predict", str(trained), str(tmp_path / "given.png"), "--threshold", "1"]
+    assert main([*words, "--output", str(tmp_path / "drawn.png")]) == 0
+    with Image.open(tmp_path / "drawn.png") as drawn:
+        assert drawn.width * upright.height == drawn.height * upright.width
+        assert drawn.tobytes() == upright.resize(drawn.size, Image.Resampling.NEAREST).tobytes()
 
 
 def refused(words: list[Any], capsys: pytest.CaptureFixture[str]) -> str:

@@ -4,16 +4,20 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from detection_runs import train_tiny
+from detection_runs import OPTIONS, train_tiny
 
 import kernelwarehouse as kw
+from kernelwarehouse.data.batches import TrainingBatches
+from kernelwarehouse.data.seeds import derive_seed
 from kernelwarehouse.detection.data import CocoData, open_coco
 from kernelwarehouse.errors import Terminated
+from kernelwarehouse.training import trainer
 from kernelwarehouse.training.metrics import read_metrics
 from kernelwarehouse.training.run_folder import RunFolder
 from kernelwarehouse.training.trainer import Trainer
@@ -96,8 +100,30 @@ def test_a_finished_run_changes_nothing(
     assert all(torch.equal(tensor, before[1][name]) for name, tensor in weights.items())
 
 
-def test_two_processes_share_a_run(scenes: Path, tmp_path: Path) -> None:
-    """Each with its half of every batch and its share of the validation pictures."""
+def train_as_two(data: CocoData, output: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """In one process and two parts, which hold the scenes of two processes and draw boxes with their seeds."""
+    order = TrainingBatches.order
+
+    def dealt(batches: TrainingBatches, epoch: int) -> list[int]:
+        scenes, size = order(batches, epoch), batches.batch_size
+        steps = [scenes[start : start + size] for start in range(0, len(scenes), size)]
+        return [scene for step in steps for rank in range(2) for scene in step[rank::2]]
+
+    def seed_of_process(what: str, seed: int, step: int, part: int, rank: int) -> int:
+        assert rank == 0
+        return derive_seed(what, seed, step, 0, part)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingBatches, "order", dealt)
+        patched.setattr(trainer, "derive_seed", seed_of_process)
+        return train_tiny(data, output, options=replace(OPTIONS, device_batch_size=2))
+
+
+def test_two_processes_share_a_run(
+    data: CocoData, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with its half of every batch and its share of the validation pictures. Weights are those of one
+    process. Running statistics, and so evaluations, are not: they are the first process's, which sees half of it."""
     torchrun = "-m torch.distributed.run --standalone --nproc_per_node 2 --max-restarts 0"
     words = [sys.executable, *torchrun.split(), str(SCRIPT), str(scenes), str(tmp_path / "run")]
     subprocess.run([*words, "-1"], env=environment(), check=True, capture_output=True)
@@ -109,3 +135,15 @@ def test_two_processes_share_a_run(scenes: Path, tmp_path: Path) -> None:
     state = RunFolder(tmp_path / "run").read_state()
     assert state["trainer"]["steps_done"] == 4
     assert len(state["routes"]) == 2
+
+    alone = train_as_two(data, tmp_path / "alone", monkeypatch)
+    losses = [
+        [line["loss"] for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "step"]
+        for folder in (tmp_path / "run", alone.path)
+    ]
+    assert losses[0] == pytest.approx(losses[1])
+    expected = alone.read_state()["trainer"]
+    names = [name for name, _ in kw.load(alone.path / "last").named_parameters()]
+    for kept in ("model", "average"):
+        ours, theirs = ({name: values[kept][name] for name in names} for values in (state["trainer"], expected))
+        torch.testing.assert_close(ours, theirs)

@@ -318,6 +318,14 @@ def test_the_classifier_of_another_backbone_is_refused(data: CocoData, tmp_path:
         train_tiny(data, tmp_path / "run", weights=tmp_path / "classifier")
 
 
+def test_a_folder_that_cannot_be_gone_on_with_is_refused_without_the_option_of_classifiers(
+    data: CocoData, tmp_path: Path
+) -> None:
+    (tmp_path / "last").mkdir()
+    with pytest.raises(TrainingError, match=r"last is no symbolic link; .*: use another --output$"):
+        train_tiny(data, tmp_path)
+
+
 def test_data_that_cannot_be_trained_on(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set")
     data = open_coco(root)
@@ -334,6 +342,27 @@ def test_data_that_cannot_be_trained_on(tmp_path: Path) -> None:
         Detection(only_crowds, tiny_recipe())
     with pytest.raises(DataError, match=r"val\.json shows no objects"):
         Detection(replace(data, validation=empty.validation), tiny_recipe())
+
+
+def test_pictures_too_narrow_to_be_resized_are_named_before_training_and_evaluation(tmp_path: Path) -> None:
+    """torch would only say that sizes should be greater than 0."""
+    narrow = content()
+    narrow["images"][1] |= {"width": 65, "height": 1}  # at most 64 to 1 is possible
+    fit = content()
+    fit["images"][1] |= {"width": 64, "height": 1}
+    message = r"val/b\.png is 65 x 1 pixels, and nothing is left of it at a longest side of 64; .* out of .*val\.json"
+    Detection(open_coco(write_set(tmp_path / "fit", train=fit, validation=fit)), tiny_recipe())
+    in_training = open_coco(write_set(tmp_path / "one", train=narrow))
+    with pytest.raises(DataError, match=message.replace("val", "train")):
+        Detection(in_training, tiny_recipe())
+    in_validation = open_coco(write_set(tmp_path / "other", validation=narrow))
+    with pytest.raises(DataError, match=message):
+        Detection(in_validation, tiny_recipe())
+    detector = new_detector("resnet18", tiny_recipe(), 3, seed=0, arguments=TINY_RESNET)
+    with pytest.raises(DataError, match=message):
+        TrainedDetector(detector, in_validation.classes).evaluate(
+            in_validation, Processes(), workers=0, unreadable="stop"
+        )
 
 
 def test_unreadable_pictures_stop_a_run_or_are_counted(

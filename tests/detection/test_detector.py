@@ -117,6 +117,19 @@ def test_the_backbone_alone_is_a_network_of_timms(norms: str, backbone: str, tmp
     assert kw.plan_of(alone).warehouses == kw.plan_of(kw.create_model(backbone, **FAMILIES[backbone])).warehouses
 
 
+def test_norms_of_the_backbone_alone_follow_their_batches_as_before(tmp_path: Path) -> None:
+    """CBAM's do so slowly. Norms at another speed than the builder's would be saved with a warning, here an error."""
+    arguments = {"channels": [16, 16, 16, 16], "layers": [1, 1, 1, 1]}
+    alone = tiny_detector("cbam_resnet18", arguments=arguments, norms="frozen").backbone_network()
+    momenta = [
+        {name: norm.momentum for name, norm in model.named_modules() if isinstance(norm, torch.nn.BatchNorm2d)}
+        for model in (alone, build_features("cbam_resnet18", arguments))
+    ]
+    assert momenta[0] == momenta[1]
+    assert set(momenta[0].values()) == {0.01, 0.1}
+    kw.save(alone, tmp_path)
+
+
 def test_the_backbone_alone_serves_a_classifier() -> None:
     """Pooled features and a linear layer: what a classifier adds to its last map."""
     network = tiny_detector("kw1x_resnet18", norms="frozen", frozen_stages=4).backbone_network()
@@ -184,6 +197,16 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, object], message: str
 def test_unknown_backbones_are_named() -> None:
     with pytest.raises(UnknownPresetError, match="kw1x_resnet19"):
         tiny_detector("kw1x_resnet19")
+
+
+def test_images_too_narrow_to_be_resized_are_named() -> None:
+    detector = tiny_detector("resnet18").eval()  # its longest side is 96
+    with torch.no_grad():
+        assert len(detector([torch.rand(3, 2, 192)])) == 1
+        with pytest.raises(
+            ShapeError, match=r"image 1 is 1 x 97 pixels, and nothing is left .*; sides of at most 96 to 1"
+        ):
+            detector([torch.rand(3, 96, 1), torch.rand(3, 97, 1)])
 
 
 def test_bad_images_and_targets_are_named() -> None:

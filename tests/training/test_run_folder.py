@@ -332,6 +332,18 @@ def test_missing_state_is_no_new_run(tmp_path: Path, model: nn.Module) -> None:
         folder.read_state()
 
 
+def test_nobody_is_sent_to_an_option_that_there_is_not(tmp_path: Path, settings: RunSettings, model: nn.Module) -> None:
+    folder = RunFolder(tmp_path, starts_from="")
+    folder.write("last", 1, model)
+    with pytest.raises(CheckpointError, match=r"training\.pt is missing.* remove .*last to start the run anew$"):
+        folder.read_state()
+    with pytest.raises(TrainingError, match=r"has checkpoints but no run\.json.* or use another --output$"):
+        claim(folder, settings)
+    (tmp_path / "best").mkdir()
+    with pytest.raises(TrainingError, match=r"best is no symbolic link; .*: use another --output$"):
+        claim(folder, settings)
+
+
 def test_second_run_in_a_folder_is_told_who_is_there(tmp_path: Path, settings: RunSettings) -> None:
     folder = RunFolder(tmp_path)
     with folder.claimed(settings):

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from kernelwarehouse._extras import require
 from kernelwarehouse._files import check_replaceable, replacing
@@ -153,7 +153,7 @@ def run_predict(arguments: argparse.Namespace) -> int:
     _check_picture_name(arguments.output)
     [picture] = read_pictures([arguments.picture])
     trained = open_detector(arguments.run_folder)
-    pixels = as_pixels(picture)
+    pixels = as_pixels(_upright(picture))
     found = trained.predict(pixels)
     drawn = draw_detections(pixels, found, trained.classes, threshold=arguments.threshold)
     with replacing(arguments.output) as aside:
@@ -166,6 +166,14 @@ def run_predict(arguments: argparse.Namespace) -> int:
         out.print(f"{name} {float(found['scores'][number]):.1%} at {box}", soft_wrap=True, highlight=False)
     out.print(f"{len(sure)} objects, drawn in {arguments.output}", soft_wrap=True, highlight=False)
     return 0
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """Turned as the camera says, as viewers show it. Not so for COCO's data, whose boxes are those of stored pixels."""
+    try:
+        return ImageOps.exif_transpose(picture)
+    except Exception:  # Pillow fails in many ways on a damaged note, and without one a picture is as it is stored
+        return picture
 
 
 def _check_picture_name(output: Path) -> None:

@@ -5,13 +5,14 @@ have in the whole network: what a classification run has learnt fits. A warehous
 it and stored once, wherever timm puts these layers.
 """
 
+import copy
 import itertools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 import torch
-from timm.layers import freeze_batch_norm_2d
+from timm.layers import freeze_batch_norm_2d, unfreeze_batch_norm_2d
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
@@ -87,8 +88,8 @@ class PyramidBackbone(nn.Module):
     `body` is timm's network, `fpn` torchvision's pyramid, with one more level from a max pool.
 
     With `norms` frozen, as torchvision has them for trained networks, the batch norms of the body are constants:
-    statistics and affine parameters. Those in attention branches keep their statistics as well, since batches of two
-    images say nothing about them; their affine parameters are trained, as the rest of the branch.
+    statistics and affine parameters. The one-dimensional ones, of attention branches, keep their statistics as well,
+    since batches of two images say nothing about them; their affine parameters are trained, as the rest of the branch.
 
     The stem and the first `frozen_stages` stages are frozen, from 0 on; with -1, nothing is. All of their parameters
     are: kernels, norms, attention branches and the cells that they draw on. A warehouse that a frozen layer shares with
@@ -101,6 +102,8 @@ class PyramidBackbone(nn.Module):
         if norms not in get_args(Norms):
             raise ConfigError(f"norms is {norms!r}; {' or '.join(map(repr, get_args(Norms)))} is wanted")
         info: Any = body.feature_info
+        # Frozen norms do not know theirs, and those of CBAM are not torch's default.
+        self._momenta = {name: norm.momentum for name, norm in body.named_modules() if isinstance(norm, _BatchNorm)}
         self.body: nn.Module = freeze_batch_norm_2d(body) if norms == "frozen" else body
         self.fpn = FeaturePyramidNetwork(info.channels(), width, extra_blocks=LastLevelMaxPool())
         self.out_channels = width
@@ -138,6 +141,13 @@ class PyramidBackbone(nn.Module):
         firsts = [0, last[0], *(index + 1 for index in last[:-1])]
         stops = [last[0], *(index + 1 for index in last)]
         return [[unit for _, unit in units[first:stop]] for first, stop in zip(firsts, stops, strict=True)]
+
+    def unfrozen_body(self) -> nn.Module:
+        """A copy of the body, all of which can be trained, with batch norms as before they were frozen."""
+        body: nn.Module = unfreeze_batch_norm_2d(copy.deepcopy(self.body))
+        for name, momentum in self._momenta.items():
+            cast(_BatchNorm, body.get_submodule(name)).momentum = momentum
+        return body.requires_grad_(True).train(self.training)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

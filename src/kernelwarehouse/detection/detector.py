@@ -1,6 +1,5 @@
 """Mask R-CNN, torchvision's, on any convolutional network of the zoo's or timm's."""
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import unfreeze_batch_norm_2d
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
@@ -80,11 +78,16 @@ class Detector(MaskRCNN):
         self.classes = classes
         self.train(self.training)
 
+    @property
+    def sizes(self) -> Sizes:
+        return self.transform.min_size, self.transform.max_size
+
     def forward(
         self, images: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]] | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
         """torchvision's, but the backbone is told what is image and what is padding."""
-        _check_images(images)
+        come_resized = self.training and self.transform._skip_resize
+        _check_images(images, None if come_resized else self.sizes)
         if self.training:
             _check_targets(images, targets, self.classes)
         floats = [image if image.is_floating_point() else image / 255 for image in images]
@@ -100,8 +103,7 @@ class Detector(MaskRCNN):
     def backbone_network(self) -> nn.Module:
         """A copy of the backbone without pyramid and heads: timm's network for features, which gives a list of maps,
         with batch norms and nothing frozen. `kernelwarehouse.save` and `load` know it as any other network."""
-        network = unfreeze_batch_norm_2d(copy.deepcopy(self.backbone.body))
-        return network.requires_grad_(True).train(self.training)
+        return self.backbone.unfrozen_body()
 
 
 def build_detector(
@@ -214,7 +216,14 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"option {name} is {value!r}; a number of 0 or more is wanted")
 
 
-def _check_images(images: Sequence[Tensor]) -> None:
+def vanishes(height: int, width: int, sizes: Sizes) -> bool:
+    """Whether an image is so narrow that the longest side leaves it no pixel. Computed as torchvision resizes."""
+    shorter, longer = sorted((height, width))
+    return any(int(shorter * min(side / shorter, sizes[1] / longer)) < 1 for side in sizes[0])
+
+
+def _check_images(images: Sequence[Tensor], sizes: Sizes | None) -> None:
+    """`sizes` are those that the images are to be resized to, unless they are already."""
     if isinstance(images, Tensor) or not images:
         what = f"a tensor of shape {tuple(images.shape)}" if isinstance(images, Tensor) else "none"
         raise ShapeError(f"a detector takes a list of images, and was given {what}")
@@ -223,6 +232,12 @@ def _check_images(images: Sequence[Tensor]) -> None:
             raise ShapeError(f"image {index} is of shape {tuple(image.shape)}; [3, height, width] is wanted")
         if not image.is_floating_point() and image.dtype != torch.uint8:
             raise ShapeError(f"image {index} holds {image.dtype}; floats from 0 to 1, or torch.uint8, are wanted")
+        height, width = image.shape[1:]
+        if sizes is not None and vanishes(height, width, sizes):
+            raise ShapeError(
+                f"image {index} is {width} x {height} pixels, and nothing is left of it at a longest side of "
+                f"{sizes[1]}; sides of at most {sizes[1]} to 1 are wanted"
+            )
 
 
 def _check_targets(images: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]] | None, classes: int) -> None:

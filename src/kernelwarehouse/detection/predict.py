@@ -15,7 +15,7 @@ from kernelwarehouse.detection.data import CocoData
 from kernelwarehouse.detection.detector import Detector
 from kernelwarehouse.detection.evaluation import DetectionScores
 from kernelwarehouse.detection.loading import EvaluationScenes, collate_scenes
-from kernelwarehouse.detection.training import Detection, DetectionSettings, evaluate_detector
+from kernelwarehouse.detection.training import Detection, DetectionSettings, evaluate_detector, refuse_vanishing
 from kernelwarehouse.errors import DataError, TrainingError
 from kernelwarehouse.saving.checkpoint import load
 from kernelwarehouse.training.distributed import Processes
@@ -46,6 +46,7 @@ class TrainedDetector:
                 f"{data.name} has {len(data.classes)} classes ({_some(data.classes)}), the detector was trained for "
                 f"{len(self.classes)} ({_some(self.classes)}); they must be the same, in the same order"
             )
+        refuse_vanishing(data.validation, self.network.sizes)
         check_workers(workers)
         workers = default_workers(processes) if workers is None else workers
         scenes = EvaluationScenes(data.validation, unreadable)

@@ -13,7 +13,7 @@ from kernelwarehouse.builder import WEIGHT_ARGUMENTS
 from kernelwarehouse.data.seeds import derive_seed, seed_generators
 from kernelwarehouse.detection.backbone import Norms
 from kernelwarehouse.detection.data import CocoData, CocoPart
-from kernelwarehouse.detection.detector import Detector, build_detector
+from kernelwarehouse.detection.detector import Detector, Sizes, build_detector, vanishes
 from kernelwarehouse.detection.evaluation import DetectionScores, Predictions
 from kernelwarehouse.detection.loading import (
     EvaluationScenes,
@@ -64,6 +64,8 @@ class Detection(Task[SceneBatch]):
 
     def __init__(self, data: CocoData, recipe: DetectionRecipe) -> None:
         self._train = _training_part(data)
+        refuse_vanishing(self._train, recipe.training_sizes)
+        refuse_vanishing(data.validation, recipe.evaluation_sizes)
         self._validation = data.validation
         self._recipe = recipe
         self.training_count = len(self._train)
@@ -159,7 +161,7 @@ def train_detector(
         model = new_detector(
             backbone, recipe, len(data.classes), seed=options.seed, arguments=arguments, weights=weights
         )
-        folder = RunFolder(output)
+        folder = RunFolder(output, starts_from="")
         display = Display(silent=not processes.is_main)
         Run(model, task, settings, folder, options=options, processes=processes, display=display).train()
     return folder
@@ -216,6 +218,19 @@ def _refuse_start_strategy(recipe: DetectionRecipe, detector: Detector) -> None:
         raise ConfigError(
             f"tau_epochs (={recipe.tau_epochs}) is the attention start strategy, for new backbones: it would disturb "
             "what the network of --backbone-checkpoint has learnt about its cells; use --set tau_epochs=0"
+        )
+
+
+def refuse_vanishing(part: CocoPart, sizes: Sizes) -> None:
+    """Refuse pictures that are too narrow to be resized. The detector, which sees pixels only, could not name them."""
+    shapes = part.file.sizes.tolist()
+    narrow = [index for index, (height, width) in enumerate(shapes) if vanishes(height, width, sizes)]
+    if narrow:
+        height, width = shapes[narrow[0]]
+        others = f", and {len(narrow) - 1:,} more are as narrow" if narrow[1:] else ""
+        raise DataError(
+            f"{part.pictures.name(narrow[0])} is {width} x {height} pixels, and nothing is left of it at a longest "
+            f"side of {sizes[1]}{others}; sides of at most {sizes[1]} to 1 are wanted: take it out of {part.file.path}"
         )
 
 

@@ -41,8 +41,12 @@ SLOTS: tuple[Slot, ...] = get_args(Slot)
 
 
 class RunFolder:
-    def __init__(self, path: str | Path) -> None:
+    """`starts_from` is the option that starts another run from the weights of this one, for errors to advise; it is
+    empty for tasks that have none."""
+
+    def __init__(self, path: str | Path, *, starts_from: str = "--from") -> None:
         self.path = Path(path)
+        self._starts_from = starts_from
         self.settings_path = self.path / SETTINGS_FILE
         self.metrics_path = self.path / METRICS_FILE
 
@@ -63,8 +67,7 @@ class RunFolder:
             if any((self.path / slot).is_symlink() for slot in SLOTS):
                 raise TrainingError(
                     f"{self.path} has checkpoints but no {SETTINGS_FILE}, so nobody can tell which run they belong to; "
-                    f"put {SETTINGS_FILE} back, or use another --output (with --from {self.path / 'last'} to start "
-                    "from the weights)"
+                    f"put {SETTINGS_FILE} back, or use another --output{self._with_weights(self.path / 'last')}"
                 )
             try:
                 write_file(self.settings_path, settings.to_json())
@@ -101,8 +104,11 @@ class RunFolder:
                 what = f"a symbolic link to {target}" if target is not None else "no symbolic link"
                 raise TrainingError(
                     f"{link} is {what}; a run leaves there a link to {VERSIONS}/{slot}-..., and goes on from nothing "
-                    f"else: use another --output (with --from {link} to start from the weights)"
+                    f"else: use another --output{self._with_weights(link)}"
                 )
+
+    def _with_weights(self, place: Path) -> str:
+        return f" (with {self._starts_from} {place} to start from the weights)" if self._starts_from else ""
 
     @overload
     def read_settings(self) -> RunSettings: ...
@@ -166,7 +172,8 @@ class RunFolder:
         path = last / STATE_FILE
         if not path.exists():
             missing = path if last.exists() else f"{last} points to {os.readlink(last)}, which"
-            weights = f"; --from {last} with another --output starts from its weights" if last.exists() else ""
+            option = self._starts_from if last.exists() else ""
+            weights = f"; {option} {last} with another --output starts from its weights" if option else ""
             raise CheckpointError(
                 f"{missing} is missing, and without it the run cannot go on; put it back, or remove {last} to start "
                 f"the run anew{weights}"
