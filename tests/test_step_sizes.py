@@ -102,9 +102,22 @@ def test_by_temperature_all_that_makes_kernels_has_a_larger_rate_until_the_start
         in_layers = "attention" in name or "cells" in name
         assert rate == pytest.approx(0.1 * START_FACTOR if in_layers else 0.1), name
         decayed = name.endswith(("cells", "fc1.weight"))
-        assert decay == (0.01 if decayed else 0.0), name
+        assert rate * decay == pytest.approx(0.1 * 0.01 if decayed else 0.0), name
     kw.set_temperature(model, 0.0)
     assert {rate for rate, _ in named(model, kw.parameter_groups(model, 0.1, 0.01)).values()} == {0.1}
+
+
+@pytest.mark.parametrize("begin", ["temperature", "logits"])
+def test_a_step_without_gradients_shrinks_all_that_decays_as_in_the_static_network(begin: Any) -> None:
+    model = network(config=kw.WarehouseConfig(begin=begin))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.SGD(kw.parameter_groups(model, 0.1, 0.5))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        share = 1 - 0.1 * 0.5 if name.endswith(("cells", "fc1.weight")) else 1.0
+        torch.testing.assert_close(parameter.detach(), share * before[name])
 
 
 def test_at_the_logits_only_what_makes_them_has_a_smaller_rate() -> None:

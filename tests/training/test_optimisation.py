@@ -71,7 +71,7 @@ def test_decay_is_for_all_but_norms_biases_and_in_small_the_logits(network: str,
         static = timm.create_model("resnet18", **TINY_RESNET)
         config = kw.WarehouseConfig(low_rank=1 / 4 if network == "low rank" else None)
         model = kw.convert(static, kw.plan(static, config))
-    chosen = load_recipe(recipe)
+    chosen = load_recipe(recipe).with_overrides({"matched_steps": False})  # which divide the decay (below)
     for name, decay in decays(model, chosen).items():
         expected = 0.0 if name.endswith(("bias", ".offset")) else chosen.weight_decay
         if model.get_parameter(name).ndim == 1:
@@ -130,6 +130,17 @@ def test_matched_steps_follow_the_schedule_and_outlive_a_checkpoint() -> None:
     assert [group["lr_scale"] for group in again.param_groups] == factors
     plain = make_optimizer(model, recipe.with_overrides({"matched_steps": False}))
     assert not any("lr_scale" in group for group in plain.param_groups)
+
+
+@pytest.mark.parametrize("begin", ["temperature", "logits"])
+def test_matched_steps_decay_as_much_as_the_recipe_says(begin: str) -> None:
+    """What a step takes away is rate times decay; logits, where they decay at all, included."""
+    recipe = load_recipe("small").with_overrides({"decay_logits": True})
+    model = timm.create_model("kw1x_resnet18", num_classes=4, begin=begin, **TINY_RESNET)
+    groups = make_optimizer(model, recipe).param_groups
+    assert any(group["lr_scale"] != 1 and group["weight_decay"] for group in groups)
+    taken = {round(group["lr_scale"] * group["weight_decay"], 12) for group in groups}
+    assert taken == {0.0, recipe.weight_decay}
 
 
 def test_factors_for_sgd_with_another_optimiser_are_told() -> None:

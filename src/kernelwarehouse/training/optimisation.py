@@ -55,13 +55,13 @@ def decay_groups(model: nn.Module, recipe: EngineRecipe) -> list[dict[str, Any]]
 
 
 def match_steps(groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
-    """The groups, divided by what their parameters' rates are to be multiplied by.
+    """The groups, divided by what their parameters' rates are to be multiplied by, and their decay divided by.
 
     timm's schedules multiply by `lr_scale`, and optimisers keep it in checkpoints: a run that goes on has its factors,
     which depend on the weights it started with.
     """
     return [
-        group | {"params": members, "lr_scale": factor}
+        group | {"params": members, "lr_scale": factor, "weight_decay": group["weight_decay"] / factor}
         for group in groups
         for factor, members in divided(group["params"], model)
     ]
