@@ -26,9 +26,10 @@ struct Backward {
   bool dense;  // every row that a tap of an output position reads is one step of the padded grid: stride 1
   const float* cells;
   std::vector<Int> steps;   // from the row of an output position to what a segment reads
-  std::vector<Int> origin;  // where the row of every output position starts
-  Int width, ins;           // output and input channels of a cell in a block
-  Int samples;              // samples at a time
+  std::vector<Int> origin;  // where the row of every output position starts, in the input and in its gradient
+  std::vector<Int> grad_origin;
+  Int width, ins;  // output and input channels of a cell in a block
+  Int samples;     // samples at a time
 
   // Gradients of outputs lie in the grid of the padded input, after as many rows of zeros as the last tap reaches back.
   Int lead() const { return shifts[taps - 1]; }
@@ -59,12 +60,27 @@ struct Backward {
 inline void mix_block(const Backward& call, const float* attention, Int rows, const Block& block, Int begin, Int end,
                       float* to) {
   const Int n = call.layer.n, cell_in = call.layer.cell_in;
-  Numbers packed(n * block.ins);
-  for (Int o = begin; o < end; ++o) {
-    pack_panels(call.cells + (block.first + o) * cell_in + block.in, call.layer.cell(), n, block.ins, packed.data());
+  // As many output channels in a row as stay nearest while all rows use them.
+  const Int together = std::min(end - begin, std::max<Int>(1, first_level() / 2 / (n * kWide)));
+  Numbers packed(together * n * block.ins);
+  for (Int o = begin; o < end; o += together) {
+    const Int count = std::min(together, end - o);
+    for (Int i = 0; i < count; ++i)
+      pack_panels(call.cells + (block.first + o + i) * cell_in + block.in, call.layer.cell(), n, block.ins,
+                  packed.data() + i * n * block.ins);
     for_panels(block.ins, [&](Int c, Int columns) {
+      const AlongRows product{.depth = n,
+                              .b = packed.data() + c * n,
+                              .pitch = columns,
+                              .gap = n * (block.ins - columns),
+                              .repeats = count,
+                              .to_step = columns};
       float* target = to + c * block.width + o * columns;
-      multiply_packed(attention, n, rows, n, packed.data() + c * n, columns, target, call.pitch());
+      for_row_tiles(rows, [&](Int row, Int tall) {
+        const auto lines = starts(tall, [&](Int r) { return attention + (row + r) * n; });
+        const auto targets = starts(tall, [&](Int r) { return target + (row + r) * call.pitch(); });
+        multiply_tile(product, tall, columns, lines, targets, false);
+      });
     });
   }
 }
@@ -207,15 +223,19 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
                 cells.const_data_ptr<float>(),
                 segment_steps(shifts, x_pitch, layer_of_cells(attention, cells)),
                 {},
+                {},
                 0,
                 0,
                 0};
   const Layer& layer = call.layer;
-  for (Int position = 0; position < call.positions; ++position) call.origin.push_back(call.places[position] * x_pitch);
+  for (Int position = 0; position < call.positions; ++position) {
+    call.origin.push_back(call.places[position] * x_pitch);
+    call.grad_origin.push_back(call.places[position] * call.grad_pitch);
+  }
   call.choose_blocks();
   Tensor grad_x = wants_input ? at::empty_like(x) : Tensor();
   Tensor grad_attention = at::empty_like(attention), grad_cells = at::empty_like(cells);
-  const Int x_size = padded_places * x_pitch, grad_size = wants_input ? call.grad_places() * call.grad_pitch : 0;
+  const Int x_size = padded_places * x_pitch, grad_size = call.grad_places() * call.grad_pitch;
   const Int out = layer.out_channels(), columns_size = out * call.positions, n = layer.n, n_pitch = round_up(n, kGrain);
   const float *x_data = x.const_data_ptr<float>(), *grad_data = grad.const_data_ptr<float>();
 
@@ -230,19 +250,19 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
       for (Int b = begin; b < end; ++b) {
         sample_to_rows(x_data + (start + b) * x.stride(0), false, call.in_channels, call.targets, call.inputs,
                        x_rows.data() + b * x_size, x_pitch, turned);
-        const float* own = grad_data + (start + b) * columns_size;
-        if (wants_input)
-          sample_to_rows(own, false, out, call.places, call.positions,
-                         grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch, call.grad_pitch, turned);
-        for (Int cell = 0; cell < columns_size; cell += layer.cell_out * call.positions)
-          for (Int first = 0; first < layer.cell_out; first += call.width) {
-            const Int width = std::min(call.width, layer.cell_out - first), block = cell + first * call.positions;
-            pack_columns(own + block, 1, call.positions, call.positions, width,
-                         grad_columns.data() + b * columns_size + block);
-          }
+        float* own = grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch;
+        sample_to_rows(grad_data + (start + b) * columns_size, false, out, call.places, call.positions, own,
+                       call.grad_pitch, turned);
+        for (Int cell = 0; cell < out; cell += layer.cell_out)
+          for (Int first = cell; first < cell + layer.cell_out; first += call.width)
+            pack_columns(own + first, call.grad_origin.data(), call.positions,
+                         std::min(call.width, cell + layer.cell_out - first),
+                         grad_columns.data() + b * columns_size + first * call.positions);
       }
     });
-    pack_columns(alpha, n, 1, rows, n, alpha_columns.data());
+    std::vector<Int> alpha_rows(rows);
+    for (Int row = 0; row < rows; ++row) alpha_rows[row] = row * n;
+    pack_columns(alpha, alpha_rows.data(), rows, n, alpha_columns.data());
     grad_alpha.assign(rows * n_pitch, 0.0f);
     if (wants_input) grad_x_rows.assign(samples * x_size, 0.0f);
     for (Int first = 0; first < layer.cell_out; first += call.width)

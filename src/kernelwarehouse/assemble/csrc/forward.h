@@ -63,7 +63,7 @@ struct Chunks {
     width = std::min(layer.cell_out, kWide);
     blocks = (layer.cell_out + width - 1) / width;
     ins = layer.cell_in;
-    const Int most = second_level() / (layer.n * width);  // input channels whose packed cells stay near
+    const Int most = second_level() / 2 / (layer.n * width);  // input channels whose packed cells stay near
     // Cells that come from memory are read in whole rows, by as many samples as can be: short pieces of them would cost
     // more than kernels that are farther away.
     const bool far = layer.n * layer.cell() > 4 * third_level();

@@ -205,9 +205,15 @@ inline void mix_turned(const Layer& layer, const float* weights, Int rows, Int d
     packed.from = from(0) + start;
     packed.columns = size;
   }
-  for (Int c = 0; c < block.ins; ++c)
+  // As many input channels in a row as stay nearest while all rows use them.
+  const Int together = std::max<Int>(1, first_level() / 2 / pitch);
+  for (Int c = 0; c < block.ins; c += together)
     for_panels(block.width, [&](Int o, Int width) {
-      const AlongRows product{depth, packed.numbers.data() + c * pitch + o, block.width};
+      const AlongRows product{.depth = depth,
+                              .b = packed.numbers.data() + c * pitch + o,
+                              .pitch = block.width,
+                              .repeats = std::min(together, block.ins - c),
+                              .to_step = block.width};
       for_row_tiles(rows, [&](Int row, Int tall) {
         const auto lines = starts(tall, [&](Int r) { return weights + (row + r) * depth; });
         const auto targets = starts(tall, [&](Int r) { return to + (row + r) * to_pitch + c * block.width + o; });
@@ -238,7 +244,7 @@ struct CellMixer {
   }
 
   bool packs() const { return layer.pairs() * layer.segments > kFewRows; }
-  Int room() const { return second_level() / 2; }  // for kernels at a time: near, as packed cells are used again
+  Int room() const { return second_level() / 8; }  // for kernels at a time: near, beside the packed cells
 
   CellMixer from_sample(Int sample) const {
     return {layer, attention + sample * layer.out_groups * layer.segments * layer.n, cells};

@@ -25,10 +25,9 @@ using Int = int64_t;
 #endif
 constexpr Int kLanes = KERNELWAREHOUSE_LANES;
 static_assert(kLanes == 8 || kLanes == 16, "KERNELWAREHOUSE_LANES is 8 or 16");
-// 32 registers of 512 bits, where more rows would need more pointers than there are; or 16 of 256 bits, or 32 of 128
+// 32 registers of 512 bits, where a row more would need more pointers than there are; or 16 of 256 bits, or 32 of 128
 // bits in pairs.
-constexpr Int kTall = kLanes == 16 ? 12 : 6;
-constexpr Int kShort = 6;          // rows of the largest tile at the end of what is no multiple of kTall
+constexpr Int kTall = kLanes == 16 ? 11 : 6;
 constexpr Int kWide = 2 * kLanes;  // columns of a full tile
 constexpr Int kLine = 16;          // numbers of a cache line
 constexpr Int kGrain = 8;  // channels of cells are multiples of this; a vector of it ends what is none of kLanes
@@ -125,18 +124,20 @@ struct Tile {
         __builtin_prefetch(to[r] + c, 1);
   }
 
-  void write(const Targets& to, bool add) const {
+  // At to[r] + place.
+  void write(const Targets& to, bool add, Int place = 0) const {
     if (add)
       KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v)
-          store(to[r] + v * L, load<L>(to[r] + v * L) + sums[r][v]);
+          store(to[r] + place + v * L, load<L>(to[r] + place + v * L) + sums[r][v]);
     else
       KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v)
-          store(to[r] + v * L, sums[r][v]);
+          store(to[r] + place + v * L, sums[r][v]);
   }
 };
 
 // A's rows lie contiguous, from a[r] + steps[segment] on for each of the segments that the sum runs over; B's rows are
-// `pitch` apart, with a gap after each segment.
+// `pitch` apart, with a gap after each segment. The same rows of A can be multiplied by several B, one after the other,
+// for results that are `to_step` apart: sums of a few numbers take less time than to find out where all of it is.
 struct AlongRows {
   Int depth;
   const float* b;
@@ -144,18 +145,22 @@ struct AlongRows {
   Int gap = 0;
   Int segments = 1;
   const Int* steps = &kNoStep;
+  Int repeats = 1;
+  Int to_step = 0;
   static constexpr Int kNoStep = 0;
 
   template <int R, int V, int L>
   __attribute__((noinline)) void multiply(const Sources& a, const Targets& to, bool add) const {
-    Tile<R, V, L> tile;
     const float* row = b;
-    for (Int segment = 0; segment < segments; ++segment, row += gap) {
-      const float* rows[R];
-      KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) rows[r] = a[r] + steps[segment];
-      for (Int k = 0; k < depth; ++k, row += pitch) tile.multiply([&](int r) { return rows[r][k]; }, row);
+    for (Int repeat = 0; repeat < repeats; ++repeat) {
+      Tile<R, V, L> tile;
+      for (Int segment = 0; segment < segments; ++segment, row += gap) {
+        const float* rows[R];
+        KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) rows[r] = a[r] + steps[segment];
+        for (Int k = 0; k < depth; ++k, row += pitch) tile.multiply([&](int r) { return rows[r][k]; }, row);
+      }
+      tile.write(to, add, repeat * to_step);
     }
-    tile.write(to, add);
   }
 };
 
@@ -174,6 +179,15 @@ struct AcrossRows {
   }
 };
 
+// body(number), for a number from 1 to Most, as one that is known when compiling.
+template <int Most, class Body>
+inline void with_constant(Int number, const Body& body) {
+  if constexpr (Most > 1) {
+    if (number < Most) return with_constant<Most - 1>(number, body);
+  }
+  body(std::integral_constant<int, Most>());
+}
+
 // One tile: rows as for_row_tiles gives them, columns as for_panels does.
 template <class Product, class A>
 inline void multiply_tile(const Product& product, Int rows, Int columns, const A& a, const Targets& to, bool add) {
@@ -185,31 +199,15 @@ inline void multiply_tile(const Product& product, Int rows, Int columns, const A
     else
       product.template multiply<tall, 1, kGrain>(a, to, add);
   };
-  if (rows == kTall) return multiply(std::integral_constant<int, kTall>());
-  switch (rows) {
-    case kShort:
-      return multiply(std::integral_constant<int, kShort>());
-    case 5:
-      return multiply(std::integral_constant<int, 5>());
-    case 4:
-      return multiply(std::integral_constant<int, 4>());
-    case 3:
-      return multiply(std::integral_constant<int, 3>());
-    case 2:
-      return multiply(std::integral_constant<int, 2>());
-    default:
-      return multiply(std::integral_constant<int, 1>());
-  }
+  with_constant<kTall>(rows, multiply);
 }
 
-// Calls body(first row, rows) for tiles that cover `rows`: as many full ones as leave no rest of a few, which is as
-// slow as a full one, and the rest as even as can be.
+// Calls body(first row, rows) for tiles that cover `rows`, as few as can be and as even: the panel has to come near for
+// a tile of few rows as for a full one.
 template <class Body>
 inline void for_row_tiles(Int rows, const Body& body) {
-  constexpr Int few = 3;
   Int first = 0;
-  for (; rows - first > kTall + few || rows - first == kTall; first += kTall) body(first, kTall);
-  for (Int tiles = (rows - first + kShort - 1) / kShort; tiles > 0; --tiles) {
+  for (Int tiles = (rows + kTall - 1) / kTall; tiles > 0; --tiles) {
     const Int tall = (rows - first + tiles - 1) / tiles;
     body(first, tall);
     first += tall;
@@ -280,12 +278,12 @@ inline void pack_panels(const Number* from, Int pitch, Int depth, Int columns, f
     });
 }
 
-// A's columns [0, columns) of `depth` rows -> the tiles of for_row_tiles, [tile][depth][its rows], for AcrossRows.
-inline void pack_columns(const float* from, Int pitch, Int step, Int depth, Int columns, float* packed) {
+// A's columns [0, columns) of the rows at from + places[k] -> the tiles of for_row_tiles, [tile][row][its columns], for
+// AcrossRows.
+inline void pack_columns(const float* from, const Int* places, Int depth, Int columns, float* packed) {
   for_row_tiles(columns, [&](Int first, Int tall) {
     float* to = packed + first * depth;
-    for (Int k = 0; k < depth; ++k)
-      for (Int r = 0; r < tall; ++r) *to++ = from[k * pitch + (first + r) * step];
+    for (Int k = 0; k < depth; ++k, to += tall) std::memcpy(to, from + places[k] + first, tall * sizeof(float));
   });
 }
 
