@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_arguments(parser, MODES, [1, 16])
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="processor: where others use the machine")
     parser.add_argument("--seconds", type=float, default=6, help="time for a case, at least; half for static alone")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of a case, at least")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of a case, at least")
     parser.add_argument("--static-alone", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)

@@ -11,8 +11,8 @@ hidden vector. That is often a hundred times as much.
 - By the temperature, the attentions begin at random and differently for every image: a start that is to be left as soon
   as possible. Everything that makes kernels takes larger steps. How much larger is measured, not derived.
 
-Optimisers shrink a parameter by rate times decay in each step. That product stays the static recipe's: decay is divided by
-what the rate is multiplied by, or larger steps would also forget sooner.
+Optimisers shrink a parameter by rate times decay in each step. That product stays the static recipe's: decay is divided
+by what the rate is multiplied by, or larger steps would also forget sooner.
 """
 
 import copy

@@ -66,11 +66,14 @@ def test_figures_of_the_paper_are_the_printed_ones() -> None:
     }
 
 
-@pytest.mark.parametrize(("study", "page"), [("cifar10", "study"), ("rates", "training")])
+@pytest.mark.parametrize(
+    ("study", "page"),
+    [("cifar10", "study"), ("rates", "training"), ("rates_more", "training"), ("rates_adamw", "training")],
+)
 def test_the_page_shows_the_results_there_are(study: str, page: str) -> None:
     """`kernelwarehouse study table studies/cifar10.toml --markdown docs/study.md` puts them there."""
     path = PATH.with_stem(study)
     results = path.with_suffix(".jsonl")
     found = by_key(read_results(results)) if results.exists() else {}
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    assert placed(text, as_markdown(load_study(path), make_rows(load_study(path), found))) == text
+    assert placed(text, as_markdown(load_study(path), make_rows(load_study(path), found)), study) == text

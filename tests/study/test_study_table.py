@@ -11,6 +11,7 @@ from matplotlib.image import imread
 from small_studies import WHOLE, result_of, results_of, study_of, twice_as_long, write_study
 
 from kernelwarehouse.cli import main
+from kernelwarehouse.errors import StudyError
 from kernelwarehouse.study.jobs import by_key, final_jobs
 from kernelwarehouse.study.results import Result, append_result
 from kernelwarehouse.study.spec import Study
@@ -97,9 +98,18 @@ def test_csv_has_every_figure_unrounded(study: Study, results: list[Result]) -> 
 
 def test_tables_go_between_the_marks_of_a_page() -> None:
     page = "before\n<!-- study -->\nold\n<!-- /study -->\nafter\n"
-    assert placed(page, "new \\1\n") == "before\n<!-- study -->\nnew \\1\n<!-- /study -->\nafter\n"
-    assert placed(placed(page, "new\n"), "newer\n") == placed(page, "newer\n")
-    assert placed("no marks", "new\n") == placed(None, "new\n") == "new\n"
+    assert placed(page, "new \\1\n", "any") == "before\n<!-- study -->\nnew \\1\n<!-- /study -->\nafter\n"
+    assert placed(placed(page, "new\n", "any"), "newer\n", "any") == placed(page, "newer\n", "any")
+    assert placed("no marks", "new\n", "any") == placed(None, "new\n", "any") == "new\n"
+
+
+def test_a_page_of_several_studies_has_a_place_for_each() -> None:
+    page = "".join(f"<!-- study: {name} -->\nold\n<!-- /study: {name} -->\n" for name in ("one", "two"))
+    assert placed(page, "new\n", "two") == page[: page.rindex("old")] + "new" + page[page.rindex("old") + 3 :]
+    assert placed(placed(page, "new\n", "one"), "new\n", "two") == page.replace("old", "new")
+    with pytest.raises(StudyError, match="none for that of 'three'; write <!-- study: three -->"):
+        placed(page, "new\n", "three")
+    assert placed("<!-- study -->\nold\n<!-- /study -->\n" + page, "new\n", "three").count("old") == 2
 
 
 def test_the_command_writes_all_of_it(

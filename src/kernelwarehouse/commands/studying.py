@@ -64,7 +64,8 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
         "--markdown",
         type=path,
         metavar="FILE",
-        help="also write the tables as Markdown; in a page with <!-- study --> and <!-- /study -->, between these",
+        help="also write the tables as Markdown; in a page with <!-- study --> and <!-- /study -->, or with "
+        "<!-- study: NAME --> and <!-- /study: NAME --> and the name of the study's file, between these",
     )
     parser.add_argument("--csv", type=path, metavar="FILE", help="also write all figures, unrounded")
     parser.add_argument("--plot", type=path, metavar="FILE", help="also draw seeds, means and intervals")
@@ -99,11 +100,14 @@ def run_table(arguments: argparse.Namespace) -> int:
     if unused:
         console(stderr=True).print(unused, soft_wrap=True, highlight=False)
     rows = make_rows(study, found)
-    console().print(as_text(study, rows), end="", soft_wrap=True, highlight=False)
+    page = None
     if arguments.markdown is not None:
-        page = arguments.markdown.read_text(encoding="utf-8") if arguments.markdown.exists() else None
+        before = arguments.markdown.read_text(encoding="utf-8") if arguments.markdown.exists() else None
+        page = placed(before, as_markdown(study, rows), arguments.study.stem)
+    console().print(as_text(study, rows), end="", soft_wrap=True, highlight=False)
+    if page is not None:
         with written_aside(arguments.markdown) as aside:
-            aside.write_text(placed(page, as_markdown(study, rows)), encoding="utf-8")
+            aside.write_text(page, encoding="utf-8")
     if arguments.csv is not None:
         with written_aside(arguments.csv) as aside:
             aside.write_text(as_csv(rows), encoding="utf-8")

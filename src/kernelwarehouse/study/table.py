@@ -10,13 +10,11 @@ from statistics import fmean
 from rich.table import Table
 
 from kernelwarehouse._terminal import printed
+from kernelwarehouse.errors import StudyError
 from kernelwarehouse.study.jobs import Found, best_setting, final_jobs, trial_jobs
 from kernelwarehouse.study.results import Result
 from kernelwarehouse.study.spec import Method, Study
 from kernelwarehouse.study.statistics import Estimate, estimate
-
-BEGIN, END = "<!-- study -->", "<!-- /study -->"
-"""Marks of a page between which a table is put; the rest of the page stays."""
 
 
 @dataclass(frozen=True)
@@ -170,11 +168,21 @@ def as_markdown(study: Study, rows: Sequence[Row]) -> str:
     return "\n\n".join([*parts, _markdown(trial_cells(study, rows)), trial_legend(study, rows)]) + "\n"
 
 
-def placed(page: str | None, table: str) -> str:
-    """The table between the marks of a page, or alone where there is no page with marks."""
-    if page is None or BEGIN not in page or END not in page:
+def placed(page: str | None, table: str, name: str) -> str:
+    """The table between the marks of a page, the rest of which stays: the marks of this study, as a page may have
+    several, or those without a name. Alone where there is no page, or one without any marks."""
+    if page is None or "<!-- study" not in page:
         return table
-    return re.sub(f"{BEGIN}\n.*{END}", lambda _: f"{BEGIN}\n{table}{END}", page, count=1, flags=re.DOTALL)
+    marks = [(f"<!-- {label} -->", f"<!-- /{label} -->") for label in (f"study: {name}", "study")]
+    found = [(begin, end) for begin, end in marks if begin in page and end in page]
+    if not found:
+        raise StudyError(
+            f"the page has places for tables of other studies and none for that of {name!r}; write "
+            f"<!-- study: {name} --> and, below it, <!-- /study: {name} --> where it is to be"
+        )
+    begin, end = found[0]
+    old = f"{re.escape(begin)}\n.*?{re.escape(end)}"
+    return re.sub(old, lambda _: f"{begin}\n{table}{end}", page, count=1, flags=re.DOTALL)
 
 
 def as_csv(rows: Sequence[Row]) -> str:
