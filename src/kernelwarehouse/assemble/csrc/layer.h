@@ -289,7 +289,7 @@ struct BasisMixer {
   }
 
   bool packs() const { return layer.batch > kFewRows; }
-  Int room() const { return kBlock; }  // of as many samples as can be, as every run of them reads all bases
+  Int room() const { return 2 * kBlock; }  // of as many samples as can be, as every run of them reads all bases
 
   // Calls mix(weights, rows, units that are not 0, basis, to, pitch) for every output group and segment of these pairs:
   // a row for every sample.
