@@ -11,8 +11,8 @@ hidden vector. That is often a hundred times as much.
 - By the temperature, the attentions begin at random and differently for every image: a start that is to be left as soon
   as possible. Everything that makes kernels takes larger steps. How much larger is measured, not derived.
 
-Optimisers shrink a parameter by rate times decay in each step. That product stays the static recipe's: decay is divided
-by what the rate is multiplied by, or larger steps would also forget sooner.
+A step of SGD shrinks a parameter by rate times decay. Where the rate is larger, the decay is smaller by the same
+factor, or larger steps would also forget sooner. Where the rate is smaller, decay stays: it is meant to change less.
 """
 
 import copy
@@ -50,8 +50,8 @@ def parameter_groups(
     with the same weights, or make the groups after `DistributedDataParallel` has seen to that.
 
     Weight decay leaves out biases, norms, what `model.no_weight_decay()` names, and the layers that make logits: the
-    paper's function uses only their proportions, which decay does not change. Where the rate is multiplied by a factor,
-    the decay is divided by it: a step decays every parameter as much as the static recipe does.
+    paper's function uses only their proportions, which decay does not change. Where the rate is larger than the given
+    one, the decay is smaller by the same factor: a step of SGD shrinks cells as much as it shrinks static kernels.
 
     Arguments:
         model: converted or not. Without warehouses, all groups have the same rate.
@@ -90,10 +90,15 @@ def parameter_groups(
     decayed = [parameter for parameter in trained if id(parameter) not in undecayed]
     others = [parameter for parameter in trained if id(parameter) in undecayed]
     return [
-        {"params": members, "lr": float(learning_rate) * factor, "weight_decay": decay / factor}
+        {"params": members, "lr": float(learning_rate) * factor, "weight_decay": matched_decay(decay, factor)}
         for decay, group in ((float(weight_decay), decayed), (0.0, others))
         for factor, members in divided(group, inner)
     ]
+
+
+def matched_decay(decay: float, factor: float) -> float:
+    """The decay that goes with a rate that is multiplied by the factor."""
+    return decay / max(1.0, factor)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -84,6 +84,8 @@ SHAPES = [
     Shape((40, 8), 4, batch=9, kernel=1, padding=0, groups=(2, 3), space=(4, 4)),
     Shape((16, 40), 25, batch=19, kernel=1, padding=0, groups=(1, 2), space=(1, 1)),
     Shape((128, 64), 30, batch=2, kernel=1, padding=0, space=(9, 9)),
+    Shape((16, 24), 12, batch=26, space=(5, 5)),  # so many samples that bases are packed
+    Shape((440, 8), 6, batch=2, kernel=1, padding=0, space=(3, 3)),  # several blocks of output channels
 ]
 POINTWISE = [shape for shape in SHAPES if shape.kernel == 1]
 

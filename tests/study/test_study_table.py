@@ -107,9 +107,12 @@ def test_a_page_of_several_studies_has_a_place_for_each() -> None:
     page = "".join(f"<!-- study: {name} -->\nold\n<!-- /study: {name} -->\n" for name in ("one", "two"))
     assert placed(page, "new\n", "two") == page[: page.rindex("old")] + "new" + page[page.rindex("old") + 3 :]
     assert placed(placed(page, "new\n", "one"), "new\n", "two") == page.replace("old", "new")
-    with pytest.raises(StudyError, match="none for that of 'three'; write <!-- study: three -->"):
+    with pytest.raises(StudyError, match="no place for the table of 'three'; write <!-- study: three -->"):
         placed(page, "new\n", "three")
     assert placed("<!-- study -->\nold\n<!-- /study -->\n" + page, "new\n", "three").count("old") == 2
+    for broken in ("<!-- study: one -->\nold\n", "<!-- /study: one -->\nold\n<!-- study: one -->\n"):
+        with pytest.raises(StudyError, match="'one'"):
+            placed(broken, "new\n", "one")
 
 
 def test_the_command_writes_all_of_it(
@@ -132,6 +135,22 @@ def test_the_command_writes_all_of_it(
     assert 0.02 < (pixels[..., :3].min(-1) < 0.9).mean() < 0.5  # ink, and not only that
     blue = (pixels[..., 2] > 0.6) & (pixels[..., 0] < 0.3)
     assert blue.sum() > 50  # the twin's marks
+
+
+def test_the_command_finds_the_place_of_its_study(results: list[Result], tmp_path: Path) -> None:
+    path = write_study(tmp_path, THREE)
+    for result in results:
+        append_result(path.with_suffix(".jsonl"), result)
+    page = tmp_path / "page.md"
+    both = "".join(f"<!-- study: {name} -->\n<!-- /study: {name} -->\n" for name in ("other", path.stem))
+    page.write_text(both)
+    assert main(["study", "table", str(path), "--markdown", str(page)]) == 0
+    other, own = page.read_text().split("<!-- /study: other -->\n")
+    assert other == "<!-- study: other -->\n"
+    assert own.startswith(f"<!-- study: {path.stem} -->\n| method | params |")
+    page.write_text(both.replace(path.stem, "another"))
+    assert main(["study", "table", str(path), "--markdown", str(page)]) == 2
+    assert page.read_text() == both.replace(path.stem, "another")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -137,7 +136,7 @@ def trial_cells(study: Study, rows: Sequence[Row]) -> Cells:
 
 def legend(study: Study, rows: Sequence[Row]) -> str:
     text = (
-        f"{study.epochs} epochs. Test: accuracy on the test images after the last epoch, mean ± standard deviation "
+        f"{_epochs(study.epochs)}. Test: accuracy on the test images after the last epoch, mean ± standard deviation "
         f"over the seeds. To {study.baseline}: mean of the differences between runs of the same seed ± half of its 95% "
         "interval (Student's t). Min: minutes of a run's training steps, on one core. Empty: not run yet."
     )
@@ -149,7 +148,7 @@ def legend(study: Study, rows: Sequence[Row]) -> str:
 def trial_legend(study: Study, rows: Sequence[Row]) -> str:
     text = (
         f"Accuracy (%) on the {study.kept:,} training images kept apart, by learning rate / weight decay, after "
-        f"{study.length('trial')} epochs with seed {study.tuning.seed}; the best of a method is marked."
+        f"{_epochs(study.length('trial'))} with seed {study.tuning.seed}; the best of a method is marked."
     )
     rates = study.tuning.learning_rates
     edge = [row.method.name for row in rows if row.setting and row.setting[0] in (rates[0], rates[-1])]
@@ -173,16 +172,20 @@ def placed(page: str | None, table: str, name: str) -> str:
     several, or those without a name. Alone where there is no page, or one without any marks."""
     if page is None or "<!-- study" not in page:
         return table
-    marks = [(f"<!-- {label} -->", f"<!-- /{label} -->") for label in (f"study: {name}", "study")]
-    found = [(begin, end) for begin, end in marks if begin in page and end in page]
-    if not found:
-        raise StudyError(
-            f"the page has places for tables of other studies and none for that of {name!r}; write "
-            f"<!-- study: {name} --> and, below it, <!-- /study: {name} --> where it is to be"
-        )
-    begin, end = found[0]
-    old = f"{re.escape(begin)}\n.*?{re.escape(end)}"
-    return re.sub(old, lambda _: f"{begin}\n{table}{end}", page, count=1, flags=re.DOTALL)
+    for label in (f"study: {name}", "study"):
+        begin, end = f"<!-- {label} -->\n", f"<!-- /{label} -->"
+        before, found, rest = page.partition(begin)
+        _, closed, after = rest.partition(end)
+        if found and closed:
+            return f"{before}{begin}{table}{end}{after}"
+    raise StudyError(
+        f"the page has marks of studies and no place for the table of {name!r}; write <!-- study: {name} --> on a line "
+        f"of its own and <!-- /study: {name} --> below it where that is to be"
+    )
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epoch{'s' * (count != 1)}"
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.errors import KernelWarehouseWarning, RecipeError
-from kernelwarehouse.step_sizes import divided, logit_parameters
+from kernelwarehouse.step_sizes import divided, logit_parameters, matched_decay
 from kernelwarehouse.training.recipe import EngineRecipe, Recipe
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -55,22 +55,25 @@ def decay_groups(model: nn.Module, recipe: EngineRecipe) -> list[dict[str, Any]]
 
 
 def match_steps(groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
-    """The groups, divided by what their parameters' rates are to be multiplied by, and their decay divided by.
+    """The groups, divided by what their parameters' rates are to be multiplied by, with the decay that goes with it.
 
     timm's schedules multiply by `lr_scale`, and optimisers keep it in checkpoints: a run that goes on has its factors,
     which depend on the weights it started with.
     """
     return [
-        group | {"params": members, "lr_scale": factor, "weight_decay": group["weight_decay"] / factor}
+        group | {"params": members, "lr_scale": factor, "weight_decay": matched_decay(group["weight_decay"], factor)}
         for group in groups
         for factor, members in divided(group["params"], model)
     ]
 
 
 def _tell_unmeant(groups: list[dict[str, Any]], recipe: EngineRecipe) -> None:
-    """Warn where factors meet an optimiser that they are not derived for. A study may want just that, so go on."""
+    """Warn where factors meet an optimiser that they are not derived for. A study may want just that, so go on.
+
+    timm's names that end in c decay by the square of the rate.
+    """
     name = recipe.optimizer
-    grows = "sgd" in name or name.startswith(("nesterov", "momentum"))
+    grows = ("sgd" in name and not name.endswith("c")) or name.startswith(("nesterov", "momentum"))
     if not grows and any(group["lr_scale"] != 1 for group in groups):
         warnings.warn(
             f"matched_steps is true and optimizer is {name!r}: the rates of cells and attentions are multiplied by "

@@ -75,12 +75,7 @@ inline void mix_block(const Backward& call, const float* attention, Int rows, co
                               .gap = n * (block.ins - columns),
                               .repeats = count,
                               .to_step = columns};
-      float* target = to + c * block.width + o * columns;
-      for_row_tiles(rows, [&](Int row, Int tall) {
-        const auto lines = starts(tall, [&](Int r) { return attention + (row + r) * n; });
-        const auto targets = starts(tall, [&](Int r) { return target + (row + r) * call.pitch(); });
-        multiply_tile(product, tall, columns, lines, targets, false);
-      });
+      multiply_panel(product, attention, n, rows, columns, to + c * block.width + o * columns, call.pitch());
     });
   }
 }
@@ -159,13 +154,8 @@ inline void add_attention_gradient(const Backward& call, const float* grad_kerne
         }
         for_panels(lanes, [&](Int cell, Int width) {
           const AlongRows product{block.width * columns, turned.data() + cell, lanes};
-          float* to = grad_attention + first + cell;
-          for_row_tiles(rows, [&](Int row, Int tall) {
-            const auto a =
-                starts(tall, [&](Int r) { return grad_kernels + (row + r) * call.pitch() + c * block.width; });
-            const auto targets = starts(tall, [&](Int r) { return to + (row + r) * pitch; });
-            multiply_tile(product, tall, width, a, targets, true);
-          });
+          multiply_panel(product, grad_kernels + c * block.width, call.pitch(), rows, width,
+                         grad_attention + first + cell, pitch, true);
         });
       });
     }

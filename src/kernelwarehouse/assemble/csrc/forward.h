@@ -14,7 +14,8 @@ struct Blocking {
   Int pitch;  // from the kernels of one segment to the next
 
   Blocking(const Layer& layer, Int wanted_width, Int pairs) {
-    width = std::min(layer.cell_out, wanted_width);
+    const Int fewest = (layer.cell_out + wanted_width - 1) / wanted_width;
+    width = round_up((layer.cell_out + fewest - 1) / fewest, kGrain);  // as even as can be
     blocks = (layer.cell_out + width - 1) / width;
     pitch = width * layer.cell_in + kWide;  // no power of two, as for rows
     // Where the cells of a block are packed in one piece, runs of samples share it and may be short.
@@ -69,7 +70,7 @@ struct Chunks {
     const bool far = layer.n * layer.cell() > 4 * third_level();
     while (mixer.packs() && ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins > most && !far) ins /= 2;
     pitch = width * ins + kWide;  // no power of two, as for rows
-    together = std::min(pairs, std::max<Int>(1, (far ? kBlock : mixer.room()) / (layer.segments * pitch)));
+    together = std::min(pairs, std::max<Int>(1, std::max(mixer.room(), far ? kBlock : 0) / (layer.segments * pitch)));
     const Int threads = at::get_num_threads();
     runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
     run = (pairs + runs - 1) / runs;
@@ -191,7 +192,7 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
         pack_positions(x_data + b * channels * positions, channels, positions, panels.data() + b * sample_panels);
     });
   for_mixed_blocks(
-      layer, layer.pairs(), 8 * kTall, mixer,
+      layer, layer.pairs(), 9 * kTall, mixer,
       [&](Int pair, Int first, Int width, const float* kernels, Int kernel_pitch, Numbers& own_panels) {
         const Int sample = pair / layer.out_groups, channel = pair % layer.out_groups * layer.cell_out + first;
         std::vector<Int> steps;

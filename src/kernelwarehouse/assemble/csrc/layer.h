@@ -38,8 +38,8 @@ inline Int second_level() {
 // well.
 inline Int third_level() { return 6 * second_level(); }
 
-// The kernels that exist at a time. A compromise: mixing wants many samples at a time, so that packing the cells pays,
-// but an allocator maps blocks of more than 32 MB anew on every call.
+// The kernels that exist at a time, for each thread. A compromise: mixing wants many samples at a time, so that packing
+// the cells pays, but an allocator maps blocks of more than 32 MB anew on every call.
 constexpr Int kBlock = 2 * 1024 * 1024;
 
 // Vectors of numbers that start a line of the cache, so that no load crosses one, and that are not set to 0 unasked.
@@ -206,7 +206,7 @@ inline void mix_turned(const Layer& layer, const float* weights, Int rows, Int d
     packed.columns = size;
   }
   // As many input channels in a row as stay nearest while all rows use them.
-  const Int together = std::max<Int>(1, first_level() / 2 / pitch);
+  const Int together = std::max<Int>(1, first_level() / 2 / std::max<Int>(1, pitch));
   for (Int c = 0; c < block.ins; c += together)
     for_panels(block.width, [&](Int o, Int width) {
       const AlongRows product{.depth = depth,
@@ -214,11 +214,7 @@ inline void mix_turned(const Layer& layer, const float* weights, Int rows, Int d
                               .pitch = block.width,
                               .repeats = std::min(together, block.ins - c),
                               .to_step = block.width};
-      for_row_tiles(rows, [&](Int row, Int tall) {
-        const auto lines = starts(tall, [&](Int r) { return weights + (row + r) * depth; });
-        const auto targets = starts(tall, [&](Int r) { return to + (row + r) * to_pitch + c * block.width + o; });
-        multiply_tile(product, tall, width, lines, targets, false);
-      });
+      multiply_panel(product, weights, depth, rows, width, to + c * block.width + o, to_pitch);
     });
 }
 
@@ -244,7 +240,9 @@ struct CellMixer {
   }
 
   bool packs() const { return layer.pairs() * layer.segments > kFewRows; }
-  Int room() const { return second_level() / 8; }  // for kernels at a time: near, beside the packed cells
+  // For kernels at a time: near, beside packed cells; where nothing is packed, every run of pairs reads the cells
+  // again.
+  Int room() const { return second_level() / (packs() ? 8 : 2); }
 
   CellMixer from_sample(Int sample) const {
     return {layer, attention + sample * layer.out_groups * layer.segments * layer.n, cells};

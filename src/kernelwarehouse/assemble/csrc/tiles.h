@@ -287,16 +287,22 @@ inline void pack_columns(const float* from, const Int* places, Int depth, Int co
   });
 }
 
+// All tiles of rows of A that are `a_pitch` apart, whose sums are `to_pitch` apart, and one panel of columns.
+inline void multiply_panel(const AlongRows& product, const float* a, Int a_pitch, Int rows, Int columns, float* to,
+                           Int to_pitch, bool add = false) {
+  for_row_tiles(rows, [&](Int first, Int tall) {
+    const auto lines = starts(tall, [&](Int r) { return a + (first + r) * a_pitch; });
+    const auto targets = starts(tall, [&](Int r) { return to + (first + r) * to_pitch; });
+    multiply_tile(product, tall, columns, lines, targets, add);
+  });
+}
+
 // to[row][column] = sum over k of a[row][k] * packed[panel][k][column].
 inline void multiply_packed(const float* a, Int a_pitch, Int rows, Int depth, const float* packed, Int columns,
                             float* to, Int to_pitch) {
   for_panels(columns, [&](Int column, Int width) {
     const AlongRows product{depth, packed + column * depth, width};
-    for_row_tiles(rows, [&](Int first, Int tall) {
-      const auto lines = starts(tall, [&](Int r) { return a + (first + r) * a_pitch; });
-      const auto targets = starts(tall, [&](Int r) { return to + (first + r) * to_pitch + column; });
-      multiply_tile(product, tall, width, lines, targets, false);
-    });
+    multiply_panel(product, a, a_pitch, rows, width, to + column, to_pitch);
   });
 }
 
