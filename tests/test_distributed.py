@@ -35,6 +35,7 @@ def worker(rank: int, folder: str, x: torch.Tensor) -> None:
     wrapped = DistributedDataParallel(make_model())
     train(wrapped, x[2 * rank : 2 * rank + 2])
     torch.save(wrapped.module.state_dict(), f"{folder}/{rank}.pt")
+    del wrapped  # torch may wait for itself forever where the wrapper is what lets go of the processes' group
     distributed.destroy_process_group()
 
 

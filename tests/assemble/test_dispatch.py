@@ -221,6 +221,7 @@ def _train_one_rank(rank: int, folder: str) -> None:
     torch.manual_seed(rank)
     model(torch.randn(2, 8, 6, 6)).pow(2).mean().backward()
     torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/{rank}.pt")
+    del model  # torch may wait for itself forever where the wrapper is what lets go of the processes' group
     torch.distributed.destroy_process_group()
 
 
