@@ -1,10 +1,9 @@
 """Random layers with inputs, and the comparison of a strategy with the plain definition.
 
-The environment variable `KW_TEST_DEVICE` says where strategies are tested, `cuda` for example; the definition that they
-are compared with is computed in float64 on the CPU.
+Strategies are tested on the device of `devices.py`; the definition that they are compared with is computed in float64
+on the CPU.
 """
 
-import os
 from dataclasses import dataclass
 
 import pytest
@@ -13,14 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import COMPILED
+from devices import DEVICE
 from kernelwarehouse.assemble import STRATEGIES, Geometry, force
 from kernelwarehouse.assemble.dispatch import evaluate
 from kernelwarehouse.errors import StrategyError
 from kernelwarehouse.partition import Partition
-
-DEVICE = torch.device(os.environ.get("KW_TEST_DEVICE", "cpu"))
-# The tolerances are those of float32.
-torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 @dataclass(frozen=True)

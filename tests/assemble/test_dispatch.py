@@ -188,8 +188,8 @@ def test_checkpointing(reentrant: bool) -> None:
 
 def test_compiles_in_one_graph() -> None:
     torch.manual_seed(0)
-    layer = Conv2d(8, 16, 3, padding=1, config=WarehouseConfig())
-    x = torch.randn(2, 8, 6, 6, requires_grad=True)
+    layer = Conv2d(8, 16, 3, padding=1, config=WarehouseConfig(), device=DEVICE)
+    x = torch.randn(2, 8, 6, 6, device=DEVICE, requires_grad=True)
     (expected,) = torch.autograd.grad(layer(x).sum(), x)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     (got,) = torch.autograd.grad(compiled(x).sum(), x)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from benchmarks.compiled import saved_bytes, seen_as_plain
-from layer_cases import Case
+from layer_cases import DEVICE, Case
 from torch import Tensor, nn
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend
 from torch.nn.parallel import DistributedDataParallel
@@ -64,6 +64,10 @@ def arguments(geometry: Geometry) -> tuple[list[int] | int, ...]:
     return *map(list, lists), geometry.groups
 
 
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, device=DEVICE)
+
+
 def with_channels_last(x: Tensor) -> Tensor:
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
@@ -79,7 +83,7 @@ def results(run: Callable[[Tensor], Tensor], layer: nn.Module, x: Tensor) -> dic
     before = copy.deepcopy(layer.state_dict())
     x = x.detach().requires_grad_()
     out = run(x)
-    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
     grads = torch.autograd.grad(out, [x, *layer.parameters()], weight)
     found = {"out": out.detach(), "x": grads[0]}
     found |= {name: grad for (name, _), grad in zip(layer.named_parameters(), grads[1:], strict=True)}
@@ -150,11 +154,11 @@ def test_is_the_plain_definition(name: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_compiled_layers_do_what_they_do_otherwise(name: str, dynamic: bool, training: bool) -> None:
     make, shape = LAYERS[name]
-    layer = make().train(training)
+    layer = make().to(DEVICE).train(training)
     backend = AotEagerAndRecordGraphs()
     compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=dynamic)
-    compare(compiled, layer, torch.randn(shape))
-    compare(compiled, layer, torch.randn(3, *shape[1:]))
+    compare(compiled, layer, randn(*shape))
+    compare(compiled, layer, randn(3, *shape[1:]))
     for graphs, operator in (
         (backend.fw_graphs, OPERATORS.evaluate.default),
         (backend.bw_graphs, OPERATORS.evaluate_backward.default),
@@ -164,18 +168,18 @@ def test_compiled_layers_do_what_they_do_otherwise(name: str, dynamic: bool, tra
 
 
 def test_one_graph_takes_all_batches_and_sizes() -> None:
-    layer = nn.Sequential(Conv2d(8, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), Conv2d(16, 8, 1))
+    layer = nn.Sequential(Conv2d(8, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), Conv2d(16, 8, 1)).to(DEVICE)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
-    compare(compiled, layer, torch.randn(4, 8, 9, 10))
+    compare(compiled, layer, randn(4, 8, 9, 10))
     before = counter.frame_count
     for batch, *space in ((7, 11, 12), (30, 6, 5)):
-        compare(compiled, layer, torch.randn(batch, 8, *space))
+        compare(compiled, layer, randn(batch, 8, *space))
     assert counter.frame_count == before
 
 
 def test_inference() -> None:
-    layer, x = Conv2d(8, 16, 3, padding=1).eval(), torch.randn(2, 8, 6, 6)
+    layer, x = Conv2d(8, 16, 3, padding=1, device=DEVICE).eval(), randn(2, 8, 6, 6)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -184,26 +188,26 @@ def test_inference() -> None:
 
 @pytest.mark.skipif(not COMPILED, reason="where our kernels cannot be compiled, Inductor's cannot")
 def test_inductor() -> None:
-    layer = Conv2d(8, 8, 3, padding=1)
+    layer = Conv2d(8, 8, 3, padding=1, device=DEVICE)
     compiled = torch.compile(layer, fullgraph=True)
-    for x in (torch.randn(2, 8, 5, 5), with_channels_last(torch.randn(2, 8, 5, 5))):
+    for x in (randn(2, 8, 5, 5), with_channels_last(randn(2, 8, 5, 5))):
         compare(compiled, layer, x)
 
 
 def test_channels_last_stays_channels_last() -> None:
-    layer = Conv2d(8, 16, 3, padding=1)
-    x = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last).requires_grad_()
+    layer = Conv2d(8, 16, 3, padding=1, device=DEVICE)
+    x = randn(2, 8, 6, 6).to(memory_format=torch.channels_last).requires_grad_()
     out = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
     assert out.is_contiguous(memory_format=torch.channels_last)
     compare(torch.compile(layer, backend="aot_eager", fullgraph=True), layer, x)
 
 
 def test_autocast() -> None:
-    layer, x = Conv2d(8, 16, 3, padding=1), torch.randn(2, 8, 6, 6)
+    layer, x = Conv2d(8, 16, 3, padding=1, device=DEVICE), randn(2, 8, 6, 6)
 
     def cast(run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def call(x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(DEVICE.type, torch.bfloat16):
                 return run(x)
 
         return call
@@ -221,7 +225,7 @@ def test_autocast() -> None:
 def test_autocast_around_backward_changes_nothing() -> None:
     case = CASES["conv2d"]
     inputs = [tensor.requires_grad_() for tensor in case.tensors(torch.float32)]
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE.type, torch.bfloat16):
         out = evaluate_as_operator(*inputs, case.geometry)
         grads = torch.autograd.grad(out.sum(), inputs)
     for found, exact in zip(grads, torch.autograd.grad(evaluate(*inputs, case.geometry).sum(), inputs), strict=True):
@@ -230,7 +234,7 @@ def test_autocast_around_backward_changes_nothing() -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_exported_programs_are_made_of_torch_alone(strict: bool) -> None:
-    layer, x = Conv2d(8, 16, 3, padding=1).eval(), torch.randn(2, 8, 6, 6)
+    layer, x = Conv2d(8, 16, 3, padding=1, device=DEVICE).eval(), randn(2, 8, 6, 6)
     program = torch.export.export(layer, (x,), strict=strict)
     assert "aten.conv" in program.graph_module.code
     assert "kernelwarehouse" not in program.graph_module.code
@@ -238,8 +242,8 @@ def test_exported_programs_are_made_of_torch_alone(strict: bool) -> None:
 
 
 def test_function_transforms_inside_of_what_is_compiled() -> None:
-    layer = Conv2d(4, 4, 3, dtype=torch.float64).eval()
-    x = torch.randn(3, 2, 4, 6, 6, dtype=torch.float64)
+    layer = Conv2d(4, 4, 3, dtype=torch.float64, device=DEVICE).eval()
+    x = randn(3, 2, 4, 6, 6, dtype=torch.float64)
     compiled = torch.compile(lambda x: torch.vmap(lambda part: layer(part))(x), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), torch.stack([layer(part) for part in x]))
 
@@ -253,14 +257,14 @@ def test_function_transforms_inside_of_what_is_compiled() -> None:
 
 
 def test_second_derivatives_are_refused() -> None:
-    layer, x = Conv2d(8, 16, 3, padding=1), torch.randn(2, 8, 6, 6, requires_grad=True)
+    layer, x = Conv2d(8, 16, 3, padding=1, device=DEVICE), randn(2, 8, 6, 6).requires_grad_()
     out = torch.compile(layer, backend="eager", fullgraph=True)(x)
     with pytest.raises(StrategyError, match="differentiated"):
         torch.autograd.grad(out.square().sum(), x, create_graph=True)
 
 
 def test_forcing_a_strategy_holds_for_what_is_compiled() -> None:
-    layer, x = Conv2d(8, 16, 3, padding=1, dtype=torch.float64), torch.randn(2, 8, 6, 6, dtype=torch.float64)
+    layer, x = Conv2d(8, 16, 3, padding=1, dtype=torch.float64, device=DEVICE), randn(2, 8, 6, 6, dtype=torch.float64)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for way in ("plain", "grouped", "matmul"):
         with force(way):
@@ -291,7 +295,7 @@ def test_what_is_compiled_keeps_no_kernels() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*boxed arguments")
 def test_only_wanted_gradients() -> None:
-    layer, x = Conv2d(8, 16, 3, padding=1), torch.randn(2, 8, 6, 6)
+    layer, x = Conv2d(8, 16, 3, padding=1, device=DEVICE), randn(2, 8, 6, 6)
     backend = AotEagerAndRecordGraphs()
     torch.compile(layer, backend=backend, fullgraph=True)(x).sum().backward()
     (backward,) = (
@@ -307,7 +311,7 @@ def test_only_wanted_gradients() -> None:
 
 
 def test_checkpointing() -> None:
-    layer, x = Conv2d(8, 16, 3, padding=1).eval(), torch.randn(2, 8, 6, 6)
+    layer, x = Conv2d(8, 16, 3, padding=1, device=DEVICE).eval(), randn(2, 8, 6, 6)
     compiled = torch.compile(lambda x: checkpoint(layer, x, use_reentrant=False), backend="aot_eager", fullgraph=True)
     compare(compiled, layer, x)
 
@@ -330,11 +334,11 @@ def test_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_copies_of_compiled_layers() -> None:
-    layer = Conv2d(8, 16, 3, padding=1)
+    layer = Conv2d(8, 16, 3, padding=1, device=DEVICE)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    compare(compiled, layer, torch.randn(2, 8, 6, 6))
+    compare(compiled, layer, randn(2, 8, 6, 6))
     twin = copy.deepcopy(compiled)
-    compare(twin, twin._orig_mod, torch.randn(2, 8, 6, 6))
+    compare(twin, twin._orig_mod, randn(2, 8, 6, 6))
 
 
 @pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels here")
