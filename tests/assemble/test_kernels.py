@@ -6,6 +6,7 @@ Cells of 8, 16, 24 and 40 channels end in tiles of every kind: full ones, one ve
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,12 @@ SHAPES = [
     Shape((16, 16), 9, batch=3, stride=3, padding=2, space=(9, 4)),
     Shape((32, 48), 5, batch=4, kernel=2, padding=0),
     # Cells that are mixed for some of the input channels at a time, as 16 channels of all of them overflow the cache.
-    Shape((48, 256), LEVEL2 // (16 * 256) + 1, batch=3, space=(4, 4)),
+    Shape((48, 256), LEVEL2 // (16 * 256) + 1, batch=4, space=(4, 4)),
     Shape((24, 24), 11, batch=1, kernel=1, padding=0, space=(7, 7)),
     Shape((40, 8), 4, batch=9, kernel=1, padding=0, groups=(2, 3), space=(4, 4)),
     Shape((16, 40), 25, batch=19, kernel=1, padding=0, groups=(1, 2), space=(1, 1)),
     Shape((128, 64), 30, batch=2, kernel=1, padding=0, space=(9, 9)),
-    Shape((16, 24), 12, batch=26, space=(5, 5)),  # so many samples that bases are packed
+    Shape((16, 24), 12, batch=34, space=(5, 5)),  # so many samples that bases are packed
     Shape((440, 8), 6, batch=2, kernel=1, padding=0, space=(3, 3)),  # several blocks of output channels
 ]
 POINTWISE = [shape for shape in SHAPES if shape.kernel == 1]
@@ -129,13 +130,15 @@ def test_gradients(shape: Shape, wants_input: bool) -> None:
     out = shape.plain(leaves[0], _mixed(*leaves[1:]))
     grad = _random(*out.shape)
     exact = torch.autograd.grad(out, leaves, grad.double())
-    got = _ops().backward_taps(
-        grad.flatten(2), x.flatten(2), attention, cells, *shape.tables(), shape.stride == 1, wants_input
-    )
+    given = grad.flatten(2), x.flatten(2), attention, cells, *shape.tables(), shape.stride == 1, wants_input
+    got = _ops().backward_taps(*given)
     if wants_input:
         _assert_close(got[0].view(x.shape), exact[0])
     _assert_close(got[1], exact[1])
     _assert_close(got[2], exact[2])
+    total = torch.ones_like(cells)
+    assert _ops().backward_taps(*given, total)[2] is None  # what is added to is not handed back
+    _assert_close(total, exact[2] + 1)
 
 
 @pytest.mark.parametrize("shape", POINTWISE, ids=str)
@@ -168,6 +171,37 @@ def test_outputs_from_bases(shape: Shape, active: float, compact: bool) -> None:
         _assert_close(_ops().forward_pointwise_basis(x, hidden, scale, basis, steps), exact)
 
 
+@pytest.fixture
+def ways_of_reading() -> Iterator[Callable[[bool], object]]:
+    """Sets whether few mixtures are made across lines or along them; afterwards it is as it was."""
+    found = _ops().mixes_across()
+    yield lambda across: _ops().mixes_across(across, across)
+    _ops().mixes_across(*found)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_how_cells_are_read_changes_no_bit(shape: Shape, ways_of_reading: Callable[[bool], object]) -> None:
+    """Every process finds out anew which way is faster, and a run that goes on must not notice."""
+    x, (attention, cells), n = shape.x(), shape.mixing(), min(shape.n, 12)
+    basis, hidden = _random(shape.groups[0], shape.segments, n, *shape.cell), _random(shape.batch, n)
+    scale = _random(shape.batch, shape.groups[0], shape.segments)
+    found = []
+    for across in (False, True):
+        ways_of_reading(across)
+        assert _ops().mixes_across() == (across, across)
+        outputs = [_ops().forward_taps(x.flatten(2), attention, cells, *shape.tables(), False)]
+        for kept, steps in ((basis, None), make_compact(basis)):
+            tables = (*shape.tables(), False)
+            outputs.append(_ops().forward_taps_basis(x.flatten(2), hidden, scale, kept, steps, *tables))
+        if shape.kernel == 1:
+            outputs.append(_ops().forward_pointwise(x, attention, cells))
+        found.append(outputs)
+    for along, across in zip(*found, strict=True):
+        assert torch.equal(along, across)
+    exact = shape.plain(x.double(), _mixed(attention.double(), cells.double())).flatten(2)
+    _assert_close(found[0][0], exact)
+
+
 def test_width_is_what_the_environment_asks_for() -> None:
     facts = Path("/proc/cpuinfo")
     usual = "16" if facts.exists() and "avx512f" in facts.read_text().split() else "8"
@@ -194,6 +228,7 @@ def _run_as(width: str, *command: str) -> str:
 def test_other_width() -> None:
     """What this machine would not choose is compiled and tested as well: everything here, and random layers."""
     other = {8: "16", 16: "8"}[_ops().lanes()]
-    tests = [str(HERE / "test_kernels.py"), str(HERE / "test_strategies.py"), "-k", "kernels or native or depthwise"]
+    files = [str(HERE / f"test_{name}.py") for name in ("kernels", "strategies", "branch")]
+    tests = [*files, "-k", "kernels or branch or native or depthwise"]
     assert _run_as(other, "-c", LANES).strip() == other  # tests are skipped where there are no kernels
     _run_as(other, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *tests)

@@ -40,6 +40,7 @@ def load_native() -> bool:
         return False
     try:
         _load()
+        torch.ops.kernelwarehouse.mixes_across()  # found out now, not in the first run of a layer, which may be timed
     except (RuntimeError, OSError, ImportError) as error:
         _log.warning("compiled kernels are not used, pure PyTorch is: %s", _first_line(error))
         return False
@@ -87,7 +88,7 @@ def _compile(folder: Path, stem: str) -> None:
         _log.info("compiling kernels for this machine, once (%s)", folder)
         cpp_extension.load(
             name="kernelwarehouse_native",
-            sources=[str(_SOURCES / "ops.cpp")],
+            sources=sorted(map(str, _SOURCES.glob("*.cpp"))),
             extra_cflags=_flags(),
             extra_ldflags=["-fopenmp"],
             build_directory=str(scratch),

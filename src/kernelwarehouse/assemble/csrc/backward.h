@@ -8,6 +8,7 @@
 // Each step runs in parallel over an axis that its results have, so that threads never write the same number.
 #pragma once
 
+#include <optional>
 #include <tuple>
 
 #include "layer.h"
@@ -192,11 +193,12 @@ inline void rows_to_sample(const float* rows, Int pitch, const Int* targets, Int
   }
 }
 
-// grad [batch, out, positions] and x [batch, in, places], both contiguous; the rest as in forward_taps.
+// grad [batch, out, positions] and x [batch, in, places], both contiguous; the rest as in forward_taps. The gradient
+// of the cells is added to `total` where that is given.
 inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, const Tensor& x, const Tensor& attention,
                                                         const Tensor& cells, const Tensor& targets, Int padded_places,
                                                         const Tensor& places, const Tensor& shifts, bool dense,
-                                                        bool wants_input) {
+                                                        bool wants_input, const std::optional<Tensor>& total) {
   const Int x_pitch = row_pitch(x.size(1));
   Backward call{layer_of_cells(attention, cells),
                 x.size(1),
@@ -224,7 +226,7 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
   }
   call.choose_blocks();
   Tensor grad_x = wants_input ? at::empty_like(x) : Tensor();
-  Tensor grad_attention = at::empty_like(attention), grad_cells = at::empty_like(cells);
+  Tensor grad_attention = at::empty_like(attention), grad_cells = total ? *total : at::empty_like(cells);
   const Int x_size = padded_places * x_pitch, grad_size = call.grad_places() * call.grad_pitch;
   const Int out = layer.out_channels(), columns_size = out * call.positions, n = layer.n, n_pitch = round_up(n, kGrain);
   const float *x_data = x.const_data_ptr<float>(), *grad_data = grad.const_data_ptr<float>();
@@ -277,7 +279,7 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
           }
         });
         add_attention_gradient(call, kernels.data(), rows, block, grad_alpha.data(), n_pitch);
-        find_cell_gradient(call, alpha_columns.data(), kernels.data(), rows, block, start > 0,
+        find_cell_gradient(call, alpha_columns.data(), kernels.data(), rows, block, total || start > 0,
                            grad_cells.mutable_data_ptr<float>());
       }
     for (Int row = 0; row < rows; ++row)
@@ -290,7 +292,8 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
                          grad_x.mutable_data_ptr<float>() + (start + b) * x.stride(0));
       });
   }
-  return {grad_x, grad_attention, grad_cells};
+  // What was handed in is not handed back: an operator's results are new.
+  return {grad_x, grad_attention, total ? Tensor() : grad_cells};
 }
 
 }  // namespace kernelwarehouse

@@ -78,12 +78,17 @@ struct Chunks {
 };
 
 // A chunk of input channels of a block of `width` output channels over all positions: the kernel is
-// [segments][ins][width] with a gap after each segment; sums [positions][width] are begun or added to.
+// [segments][ins][width] with a gap after each segment; sums [positions][width] are begun or added to. Of what is to
+// come nearer meanwhile, every segment of every tile takes a piece.
 inline void multiply_rows(const Layer& layer, const float* rows, Int pitch, const Int* places, Int positions,
-                          const Int* steps, const float* kernel, Int ins, Int width, Int gap, bool begin, float* sums) {
+                          const Int* steps, const float* kernel, Int ins, Int width, Int gap, bool begin, float* sums,
+                          const std::vector<const char*>& ahead) {
+  std::size_t fetched = 0;
   for_panels(width, [&](Int column, Int columns) {
-    const AlongRows product{ins, kernel + column, width, gap, layer.segments, steps};
+    AlongRows product{ins, kernel + column, width, gap, layer.segments, steps};
     for_row_tiles(positions, [&](Int first, Int tall) {
+      product.ahead = fetched < ahead.size() ? ahead.data() + fetched : nullptr;
+      fetched += layer.segments;
       const auto a = starts(tall, [&](Int r) { return rows + places[first + r] * pitch; });
       const auto targets = starts(tall, [&](Int r) { return sums + (first + r) * width + column; });
       multiply_tile(product, tall, columns, a, targets, !begin);
@@ -126,6 +131,7 @@ Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets,
     const Int waiting = chunks.ins < layer.cell_in ? chunks.run : 1, sums_size = positions * chunks.width;
     at::parallel_for(0, chunks.blocks * chunks.runs, 1, [&](Int begin, Int end) {
       Packed packed;
+      std::vector<const char*> ahead;
       Numbers kernels(chunks.together * layer.segments * chunks.pitch), sums(waiting * sums_size);
       for (Int task = begin; task < end; ++task) {
         const Int first = task / chunks.runs * chunks.width, width = std::min(chunks.width, layer.cell_out - first);
@@ -134,11 +140,19 @@ Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets,
           for (Int pair = pair_begin; pair < pair_end; pair += chunks.together) {
             const Int count = std::min(chunks.together, pair_end - pair);
             mixer(pair, count, Block{first, width, in, chunks.ins}, kernels.data(), chunks.pitch, packed);
+            ahead.clear();
+            // Of a single kernel, little is computed and much read: the next block comes nearer meanwhile, where the
+            // processor does not foresee it.
+            if (ways().very_few_across && pairs == 1 && task + 1 < end && in + chunks.ins >= layer.cell_in) {
+              const Int next = first + width;
+              mixer.fetch(next, std::min(width, layer.cell_out - next), chunks.ins * kLineBytes, ahead);
+              ahead.resize(round_up(ahead.size(), layer.segments), nullptr);
+            }
             for (Int i = pair; i < pair + count; ++i) {
               float* own = sums.data() + (waiting > 1 ? i - pair_begin : 0) * sums_size;
               multiply_rows(layer, rows.data() + i / layer.out_groups * sample_rows + in, pitch, place, positions,
                             steps.data(), kernels.data() + (i - pair) * layer.segments * chunks.pitch, chunks.ins,
-                            width, chunks.pitch - width * chunks.ins, in == 0, own);
+                            width, chunks.pitch - width * chunks.ins, in == 0, own, ahead);
               if (in + chunks.ins < layer.cell_in) continue;
               const Int sample = start + i / layer.out_groups, channel = i % layer.out_groups * layer.cell_out + first;
               if (channels_last)

@@ -5,63 +5,16 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <unistd.h>
 
-#include <new>
 #include <vector>
 
+#include "memory.h"
+#include "streaming.h"
 #include "tiles.h"
 
 namespace kernelwarehouse {
 
 using at::Tensor;
-
-// Numbers that caches hold: what the machine says of one core's, or what is usual where it does not say.
-inline Int cache_numbers(int name, Int usual_bytes) {
-  const Int bytes = name < 0 ? 0 : static_cast<Int>(sysconf(name));
-  return (bytes > 0 ? bytes : usual_bytes) / static_cast<Int>(sizeof(float));
-}
-#ifdef _SC_LEVEL2_CACHE_SIZE
-constexpr int kLevel1 = _SC_LEVEL1_DCACHE_SIZE, kLevel2 = _SC_LEVEL2_CACHE_SIZE;
-#else
-constexpr int kLevel1 = -1, kLevel2 = -1;
-#endif
-inline Int first_level() {
-  static const Int numbers = cache_numbers(kLevel1, 32 * 1024);
-  return numbers;
-}
-inline Int second_level() {
-  static const Int numbers = cache_numbers(kLevel2, 512 * 1024);
-  return numbers;
-}
-// What stays in a share of the third level; what it says of itself may be the whole of a machine that others use as
-// well.
-inline Int third_level() { return 6 * second_level(); }
-
-// The kernels that exist at a time, for each thread. A compromise: mixing wants many samples at a time, so that packing
-// the cells pays, but an allocator maps blocks of more than 32 MB anew on every call.
-constexpr Int kBlock = 2 * 1024 * 1024;
-
-// Vectors of numbers that start a line of the cache, so that no load crosses one, and that are not set to 0 unasked.
-template <class T>
-struct Aligned {
-  using value_type = T;
-  static constexpr std::align_val_t line{64};
-
-  T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), line)); }
-  void deallocate(T* numbers, std::size_t) { ::operator delete(numbers, line); }
-  template <class U>
-  void construct(U* number) {
-    ::new (static_cast<void*>(number)) U;
-  }
-  template <class U, class V>
-  void construct(U* number, const V& value) {
-    ::new (static_cast<void*>(number)) U(value);
-  }
-  bool operator==(const Aligned&) const { return true; }
-  bool operator!=(const Aligned&) const { return false; }
-};
-using Numbers = std::vector<float, Aligned<float>>;
 
 struct Layer {
   Int batch, out_groups, segments, n;  // segments = taps * in_groups; n cells, or units of the hidden vector
@@ -72,66 +25,6 @@ struct Layer {
   Int pairs() const { return batch * out_groups; }  // (sample, output group): each has `segments` mixtures of its own
 };
 
-// Few rows: nothing is packed, the kernels stream from memory once. to[row] (+)= sum over K of weights[row][k] *
-// lines[k], so that a sum is loaded and stored once for K products. What comes `next` is fetched meanwhile.
-template <int K, int V, int L, class Number>
-inline void stream_panel(const float* weights, Int weights_pitch, Int rows, const Number* const* lines,
-                         const Number* const* next, Int column, float* to, Int to_pitch, bool add) {
-  Vector<L> numbers[K][V];
-  KERNELWAREHOUSE_UNROLL for (int k = 0; k < K; ++k) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) numbers[k][v] =
-      load<L>(lines[k] + column + v * L);
-  for (int k = 0; k < K; ++k)
-    for (int c = 0; c < V * L; c += kLine * sizeof(float) / sizeof(Number))
-      __builtin_prefetch(next[k] + column + c, 0, 2);
-  for (to += column; rows > 0; --rows, weights += weights_pitch, to += to_pitch)
-    KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) {
-      Vector<L> sum = add ? load<L>(to + v * L) : Vector<L>{};
-      KERNELWAREHOUSE_UNROLL for (int k = 0; k < K; ++k) sum += weights[k] * numbers[k][v];
-      store(to + v * L, sum);
-    }
-}
-
-template <int K, class Number>
-inline void stream_lines(const float* weights, Int weights_pitch, Int rows, const Number* const* lines,
-                         const Number* const* next, Int columns, float* to, Int to_pitch, bool add) {
-  for_panels(columns, [&](Int column, Int width) {
-    if (width == kWide)
-      stream_panel<K, 2, kLanes>(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
-    else if (width == kLanes)
-      stream_panel<K, 1, kLanes>(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
-    else
-      stream_panel<K, 1, kGrain>(weights, weights_pitch, rows, lines, next, column, to, to_pitch, add);
-  });
-}
-
-// to[row][column] = sum over k of weights[row][k] * lines[k][column].
-template <class Number>
-inline void mix_streamed(const float* weights, Int rows, const std::vector<const Number*>& lines, Int columns,
-                         float* to, Int to_pitch) {
-  // Lines and columns at a time: the sums stay nearest, and reading runs on.
-  constexpr Int together = 6;
-  const Int stream = std::max(first_level() * 3 / 4 / rows / kWide * kWide, 8 * kWide);
-  const Int depth = static_cast<Int>(lines.size());
-  if (depth == 0)
-    for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch, columns, 0.0f);
-  for (Int column = 0; column < columns; column += stream) {
-    const Int count = std::min(stream, columns - column);
-    for (Int k = 0; k < depth;) {
-      const Int some = std::min(together, depth - k);
-      const Number *from[together], *next[together];
-      for (Int i = 0; i < some; ++i) {
-        from[i] = lines[k + i] + column;
-        next[i] = k + some + i < depth ? lines[k + some + i] + column : lines[i] + column + count;
-      }
-      constexpr decltype(&stream_lines<1, Number>) streams[together] = {
-          stream_lines<1, Number>, stream_lines<2, Number>, stream_lines<3, Number>,
-          stream_lines<4, Number>, stream_lines<5, Number>, stream_lines<6, Number>};
-      streams[some - 1](weights + k, depth, rows, from, next, count, to + column, to_pitch, k > 0);
-      k += some;
-    }
-  }
-}
-
 // What was packed last: several runs of samples use the same piece of the cells, one after the other. For one source
 // only: depth and pitch are taken to stay the same.
 struct Packed {
@@ -141,7 +34,7 @@ struct Packed {
 };
 
 // Up to how many rows nothing is packed.
-constexpr Int kFewRows = 24;
+constexpr Int kFewRows = 32;
 
 // Columns that are packed at a time: a piece that stays in cache.
 inline Int packed_columns(Int depth) { return std::max<Int>(kWide, third_level() / 4 / depth / kWide * kWide); }
@@ -155,7 +48,7 @@ inline void mix(const float* weights, Int rows, Int depth, const Number* from, I
   // then find nearest; cells that come from memory in pieces long enough to be read at its full speed.
   constexpr Int some = 64, short_piece = 256;
   const bool near = depth * pitch <= 4 * third_level();
-  if (rows <= (near ? 7 : 12)) {
+  if (rows <= kFewRows) {
     std::vector<const Number*> lines(depth);
     for (Int k = 0; k < depth; ++k) lines[k] = from + k * pitch;
     return mix_streamed(weights, rows, lines, columns, to, to_pitch);
@@ -218,6 +111,14 @@ inline void mix_turned(const Layer& layer, const float* weights, Int rows, Int d
     });
 }
 
+// Numbers as pieces of so many bytes, added to others, as long as all of them fit half of the second-level cache.
+template <class Number>
+inline void cut(const Number* from, Int count, Int piece, std::vector<const char*>& pieces) {
+  const Int most = second_level() / 2 * static_cast<Int>(sizeof(float)) / piece;
+  const char *start = reinterpret_cast<const char*>(from), *end = reinterpret_cast<const char*>(from + count);
+  for (; start < end && static_cast<Int>(pieces.size()) < most; start += piece) pieces.push_back(start);
+}
+
 // The two ways to mix the kernels of `count` pairs from `pair` on: either for the columns [first, first + columns) of a
 // cell, to[pair][segment][column], or for a block of it, turned around, to[pair][segment][c][o]. Segments are `pitch`
 // apart.
@@ -237,6 +138,12 @@ struct CellMixer {
     mix_turned(
         layer, attention + pair * layer.segments * layer.n, count * layer.segments, layer.n,
         [&](Int k) { return cells + k * layer.cell(); }, block, to, pitch, packs(), packed);
+  }
+
+  // The pieces of which these output channels will be mixed, as far as a cache can hold them until then.
+  void fetch(Int first, Int width, Int piece, std::vector<const char*>& pieces) const {
+    for (Int k = 0; k < layer.n; ++k)
+      cut(cells + k * layer.cell() + first * layer.cell_in, width * layer.cell_in, piece, pieces);
   }
 
   bool packs() const { return layer.pairs() * layer.segments > kFewRows; }
@@ -284,6 +191,14 @@ struct BasisMixer {
                  packed.from = nullptr;  // the same bases, but other units of them
                  mix_turned(layer, weights, rows, depth, from, block, target, row_pitch, packs(), packed);
                });
+  }
+
+  void fetch(Int first, Int width, Int piece, std::vector<const char*>& pieces) const {
+    for (Int mixture = 0; mixture < layer.out_groups * layer.segments; ++mixture)
+      for (Int k = 0; k < layer.n; ++k)
+        if (hidden[k] != 0)
+          cut(basis + (mixture * layer.n + k) * layer.cell() + first * layer.cell_in, width * layer.cell_in, piece,
+              pieces);
   }
 
   bool packs() const { return layer.batch > kFewRows; }

@@ -9,37 +9,34 @@
 // multiples of 8. For kernels of several taps, activations are laid out as "rows": channels last and padded in space,
 // so that output position p reads, at tap t, the row places[p] + shifts[t], whatever stride, dilation and number of
 // axes the layer has.
+//
+// Operators are registered in several files, which compilers work on side by side.
 
 #include <torch/library.h>
 
 #include "attention.h"
-#include "backward.h"
 #include "depthwise.h"
-#include "forward.h"
+#include "streaming.h"
+
+namespace kernelwarehouse {
+
+// Whether very few and few rows are mixed across lines; asked for either, it is so from then on.
+std::tuple<bool, bool> mixes_across(std::optional<bool> very_few, std::optional<bool> few) {
+  Ways& chosen = ways();
+  chosen = {very_few.value_or(chosen.very_few_across), few.value_or(chosen.few_across)};
+  return {chosen.very_few_across, chosen.few_across};
+}
+
+}  // namespace kernelwarehouse
 
 TORCH_LIBRARY(kernelwarehouse, library) {
   library.def("lanes() -> int", [] { return kernelwarehouse::kLanes; });  // numbers in a vector
-  library.def(
-      "forward_taps(Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, Tensor places, "
-      "Tensor shifts, bool channels_last) -> Tensor",
-      &kernelwarehouse::forward_taps);
-  library.def("forward_pointwise(Tensor x, Tensor attention, Tensor cells) -> Tensor",
-              &kernelwarehouse::forward_pointwise);
-  library.def(
-      "backward_taps(Tensor grad, Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, "
-      "Tensor places, Tensor shifts, bool dense, bool wants_input) -> (Tensor, Tensor, Tensor)",
-      &kernelwarehouse::backward_taps);
+  library.def("mixes_across(bool? very_few=None, bool? few=None) -> (bool, bool)", &kernelwarehouse::mixes_across);
   library.def(
       "attention(Tensor x, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, Tensor variance, "
       "float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, Tensor? beta, float tau, float epsilon) -> "
       "Tensor",
       &kernelwarehouse::attention);
-  library.def(
-      "forward_taps_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps, Tensor targets, "
-      "int padded_places, Tensor places, Tensor shifts, bool channels_last) -> Tensor",
-      &kernelwarehouse::forward_taps_basis);
-  library.def("forward_pointwise_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps) -> Tensor",
-              &kernelwarehouse::forward_pointwise_basis);
   library.def(
       "attention_coefficients(Tensor x, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, "
       "Tensor variance, float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, float epsilon) -> (Tensor, "

@@ -30,6 +30,8 @@ static_assert(kLanes == 8 || kLanes == 16, "KERNELWAREHOUSE_LANES is 8 or 16");
 constexpr Int kTall = kLanes == 16 ? 11 : 6;
 constexpr Int kWide = 2 * kLanes;  // columns of a full tile
 constexpr Int kLine = 16;          // numbers of a cache line
+constexpr Int kLineBytes = kLine * sizeof(float);
+constexpr Int kSteps = 8;  // of a sum between two looks at what to fetch
 constexpr Int kGrain = 8;  // channels of cells are multiples of this; a vector of it ends what is none of kLanes
 
 template <int L>
@@ -109,9 +111,15 @@ struct Tile {
         Vector<L>{};
   }
 
+  // What results are added to.
+  explicit Tile(const Targets& from) {
+    KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) sums[r][v] =
+        load<L>(from[r] + v * L);
+  }
+
   // number(r) is one of A's column, row one of B's.
-  template <class Number>
-  void multiply(const Number& number, const float* row) {
+  template <class Number, class Row>
+  void multiply(const Number& number, const Row* row) {
     Vector<L> columns[V];
     KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) columns[v] = load<L>(row + v * L);
     KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) sums[r][v] +=
@@ -147,6 +155,7 @@ struct AlongRows {
   const Int* steps = &kNoStep;
   Int repeats = 1;
   Int to_step = 0;
+  const char* const* ahead = nullptr;  // for each segment, what to fetch meanwhile, a line for every step; or nothing
   static constexpr Int kNoStep = 0;
 
   template <int R, int V, int L>
@@ -157,7 +166,14 @@ struct AlongRows {
       for (Int segment = 0; segment < segments; ++segment, row += gap) {
         const float* rows[R];
         KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) rows[r] = a[r] + steps[segment];
-        for (Int k = 0; k < depth; ++k, row += pitch) tile.multiply([&](int r) { return rows[r][k]; }, row);
+        const char* line = ahead ? ahead[segment] : nullptr;
+        const Int together = line ? kSteps : depth;
+        for (Int k = 0; k < depth;) {
+          const Int end = std::min(depth, k + together);
+          if (line)
+            for (Int step = k; step < end; ++step) __builtin_prefetch(line + step * kLineBytes, 0, 2);
+          for (; k < end; ++k, row += pitch) tile.multiply([&](int r) { return rows[r][k]; }, row);
+        }
       }
       tile.write(to, add, repeat * to_step);
     }

@@ -1,0 +1,151 @@
+// Mixing of few rows: nothing is packed, and every number is read once, from wherever it lies.
+//
+// There are two ways to read so much and compute so little, and which is faster is a matter of the processor. One reads
+// along few lines at a time, and what comes next is foreseen by the machine. The other reads across many lines, so that
+// sums stay in registers, and fetches ahead what the machine would not foresee. Both add up in the same order: results
+// are the same to the last bit, so the choice can be made by every process anew.
+#pragma once
+
+#include <chrono>
+
+#include "memory.h"
+#include "tiles.h"
+
+namespace kernelwarehouse {
+
+// Rows of B each from lines[k] + column on: what the tile after some others will need is fetched ahead.
+template <class Number>
+struct AcrossLines {
+  Int depth;
+  const Number* const* lines;
+  Int column;
+  static constexpr Int kAhead = 8;  // tiles
+
+  template <int R, int V, int L>
+  __attribute__((noinline)) void multiply(const float* a, const Targets& to, bool add) const {
+    Tile<R, V, L> tile = add ? Tile<R, V, L>(to) : Tile<R, V, L>();
+    for (Int k = 0; k < depth; ++k, a += R) {
+      const Number* row = lines[k] + column;
+      for (Int c = 0; c < V * L; c += kLine * sizeof(float) / sizeof(Number))
+        __builtin_prefetch(row + kAhead * V * L + c, 0, 2);
+      tile.multiply([&](int r) { return a[r]; }, row);
+    }
+    tile.write(to, false);
+  }
+};
+
+// to[row][column] = sum over k of weights[row][k] * lines[k][column], where there is at least one line.
+template <class Number>
+inline void mix_across_lines(const float* weights, Int rows, const std::vector<const Number*>& lines, Int columns,
+                             float* to, Int to_pitch) {
+  // Lines at a time: no more than a processor knows pages by heart, and columns of which all tiles find them near.
+  constexpr Int together = 48;
+  const Int depth = static_cast<Int>(lines.size()), blocks = (depth + together - 1) / together;
+  const Int stream = std::max(second_level() / 4 / together / kWide, Int{8}) * kWide;
+  Numbers packed(rows * depth);  // the weights of a tile, line by line
+  for_row_tiles(rows, [&](Int first, Int tall) {
+    transpose(weights + first * depth, depth, tall, depth, packed.data() + first * depth, tall);
+  });
+  for (Int column = 0; column < columns; column += stream)
+    for (Int block = 0; block < blocks; ++block) {
+      const Int k = depth * block / blocks, end = depth * (block + 1) / blocks;
+      for_row_tiles(rows, [&](Int first, Int tall) {
+        for_panels(std::min(stream, columns - column), [&](Int panel, Int width) {
+          const auto targets = starts(tall, [&](Int r) { return to + (first + r) * to_pitch + column + panel; });
+          const AcrossLines<Number> product{end - k, lines.data() + k, column + panel};
+          multiply_tile(product, tall, width, packed.data() + first * depth + k * tall, targets, block > 0);
+        });
+      });
+    }
+}
+
+// A panel of K lines, for all rows: a sum is loaded and stored once for K products.
+template <int K, int V, int L, class Number>
+inline void mix_panel(const float* weights, Int weights_pitch, Int rows, const Number* const* lines, float* to,
+                      Int to_pitch, bool add) {
+  Vector<L> numbers[K][V];
+  KERNELWAREHOUSE_UNROLL for (int k = 0; k < K; ++k) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) numbers[k][v] =
+      load<L>(lines[k] + v * L);
+  for (; rows > 0; --rows, weights += weights_pitch, to += to_pitch)
+    KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) {
+      Vector<L> sum = add ? load<L>(to + v * L) : Vector<L>{};
+      KERNELWAREHOUSE_UNROLL for (int k = 0; k < K; ++k) sum += weights[k] * numbers[k][v];
+      store(to + v * L, sum);
+    }
+}
+
+// The same as mix_across_lines.
+template <class Number>
+inline void mix_along_lines(const float* weights, Int rows, const std::vector<const Number*>& lines, Int columns,
+                            float* to, Int to_pitch) {
+  constexpr Int together = 6;
+  const Int depth = static_cast<Int>(lines.size());
+  const Int stream = std::max(second_level() / 8 / rows / kWide, Int{8}) * kWide;  // sums stay near, reading runs on
+  for (Int column = 0; column < columns; column += stream)
+    for (Int k = 0; k < depth; k += together)
+      with_constant<together>(std::min(together, depth - k), [&](auto count) {
+        for_panels(std::min(stream, columns - column), [&](Int panel, Int width) {
+          const Number* from[count];
+          for (int i = 0; i < count; ++i) from[i] = lines[k + i] + column + panel;
+          const auto mix = [&](auto vectors, auto lanes) {
+            mix_panel<count, vectors, lanes>(weights + k, depth, rows, from, to + column + panel, to_pitch, k > 0);
+          };
+          if (width == kWide)
+            mix(std::integral_constant<int, 2>(), std::integral_constant<int, kLanes>());
+          else if (width == kLanes)
+            mix(std::integral_constant<int, 1>(), std::integral_constant<int, kLanes>());
+          else
+            mix(std::integral_constant<int, 1>(), std::integral_constant<int, kGrain>());
+        });
+      });
+}
+
+// Whether this processor mixes so many rows faster across many lines: both ways, tried on more than a core's own cache
+// holds, and on lines that are a power of two apart, as those of most cells are, which compete for the same places of a
+// cache.
+inline bool faster_across(Int rows) {
+  constexpr Int depth = 64, columns = 1 << 15, pitch = columns + kWide;
+  const Numbers numbers(depth * columns, 1.0f), weights(rows * depth, 1.0f);
+  Numbers sums(rows * pitch, 0.0f);
+  std::vector<const float*> lines(depth);
+  for (Int k = 0; k < depth; ++k) lines[k] = numbers.data() + k * columns;
+  const auto seconds = [&](const auto& mix) {
+    const auto start = std::chrono::steady_clock::now();
+    mix(weights.data(), rows, lines, columns, sums.data(), pitch);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  double along = 1e9, across = 1e9;
+  for (int round = 0; round < 3; ++round) {
+    along = std::min(along, seconds(mix_along_lines<float>));
+    across = std::min(across, seconds(mix_across_lines<float>));
+  }
+  return across < along;
+}
+
+// What is read and computed is in balance for some rows, and reading is all that counts for fewer.
+constexpr Int kVeryFew = 8;
+
+struct Ways {
+  bool very_few_across, few_across;
+};
+
+// The ways that are taken: the faster ones, found out once, in some hundredths of a second; tests set them.
+inline Ways& ways() {
+  static Ways chosen{faster_across(kVeryFew / 2), faster_across(2 * kVeryFew)};
+  return chosen;
+}
+inline bool across_lines(Int rows) { return rows <= kVeryFew ? ways().very_few_across : ways().few_across; }
+
+// to[row][column] = sum over k of weights[row][k] * lines[k][column].
+template <class Number>
+inline void mix_streamed(const float* weights, Int rows, const std::vector<const Number*>& lines, Int columns,
+                         float* to, Int to_pitch) {
+  if (lines.empty())
+    for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch, columns, 0.0f);
+  else if (across_lines(rows))
+    mix_across_lines(weights, rows, lines, columns, to, to_pitch);
+  else
+    mix_along_lines(weights, rows, lines, columns, to, to_pitch);
+}
+
+}  // namespace kernelwarehouse
