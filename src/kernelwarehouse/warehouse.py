@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.utils.weak import TensorWeakRef
 
 from kernelwarehouse.attention_functions import start_divisor
 from kernelwarehouse.partition import Partition
+from kernelwarehouse.shared_gradient import Shared
 
 Initializer = Callable[[Tensor], object]
 """Fills a kernel in place, such as `torch.nn.init.kaiming_normal_`."""
@@ -21,8 +22,8 @@ kaiming_normal: Initializer = partial(nn.init.kaiming_normal_, mode="fan_out", n
 
 
 @dataclass(frozen=True)
-class _Cast:
-    """Cells in another type, and what tells whether they are still those of the warehouse."""
+class _Lent:
+    """What the layers of a forward pass get instead of the cells, and what tells whether it is still made of these."""
 
     values: TensorWeakRef
     held: Tensor | None  # the same, where nothing else keeps it alive
@@ -34,6 +35,7 @@ class _Cast:
         """The values, where they are what is asked for and this user has not had them before."""
         if self.dtype != dtype or self.source != source or user in self.users:
             return None
+        self.users.add(user)
         return self.values()
 
 
@@ -52,6 +54,8 @@ class Warehouse(nn.Module):
     """
 
     cells: nn.Parameter
+    _cast: _Lent | None = None
+    _shared: _Lent | None = None  # here, since pickles from before have none
 
     def __init__(
         self,
@@ -66,7 +70,6 @@ class Warehouse(nn.Module):
         self.cells = nn.Parameter(torch.empty(cells, *cell_shape, device=device, dtype=dtype))
         self._saved_as = ""
         self._loaded_by: list[str] | None = None
-        self._cast: _Cast | None = None
 
     def cells_as(self, dtype: torch.dtype, user: object) -> Tensor:
         """The values of the cells in another type, without their history: cast once for all layers of a forward pass.
@@ -80,14 +83,27 @@ class Warehouse(nn.Module):
             return cells.detach()
         source, known = _identity(cells), self._cast
         values = None if known is None else known.usable(dtype, source, id(user))
-        if known is not None and values is not None:
-            known.users.add(id(user))
+        if values is not None:
             return values
         with torch.inference_mode(False), torch.no_grad():
             values = cells.to(dtype)
         held = None if torch.is_grad_enabled() else values
-        self.__dict__["_cast"] = _Cast(TensorWeakRef(values), held, dtype, source, {id(user)})
+        self.__dict__["_cast"] = _Lent(TensorWeakRef(values), held, dtype, source, {id(user)})
         return values
+
+    def cells_to_share(self, cells: Tensor, user: object) -> Tensor:
+        """The cells for a layer that is differentiated: the same tensor for all layers of a forward pass, so that their
+        gradients can be added up in one place. Each user is given it once, as with `cells_as`. Cells that are computed,
+        as by a parametrization, are another tensor in every call."""
+        if not torch.is_grad_enabled() or not cells.requires_grad or not cells.is_leaf:
+            return cells
+        source, known = _identity(cells), self._shared
+        shared = None if known is None else known.usable(cells.dtype, source, id(user))
+        if shared is not None:
+            return shared
+        shared = cast(Tensor, Shared.apply(cells))
+        self.__dict__["_shared"] = _Lent(TensorWeakRef(shared), None, cells.dtype, source, {id(user)})
+        return shared
 
     def extra_repr(self) -> str:
         count, *shape = self.cells.shape
@@ -95,7 +111,7 @@ class Warehouse(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # `model.to(memory_format=torch.channels_last)` means images; it must not take the cells for any.
-        self._cast = None
+        self._cast = self._shared = None
         return super()._apply(lambda tensor: fn(tensor.flatten(1)).view(tensor.shape), recurse)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -123,7 +139,7 @@ class Warehouse(nn.Module):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_loaded_by": None, "_cast": None}
+        return {**super().__getstate__(), "_loaded_by": None, "_cast": None, "_shared": None}
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

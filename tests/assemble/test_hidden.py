@@ -40,11 +40,12 @@ def _cut(monkeypatch: pytest.MonkeyPatch, blocks: Blocks) -> None:
     monkeypatch.setattr(hidden, "_UNITS", blocks.units)
     monkeypatch.setattr(hidden, "_KERNELS", blocks.kernels)
     monkeypatch.setattr(hidden, "_SAMPLES", blocks.samples)
+    monkeypatch.setattr(hidden, "block_size", lambda device, on_cpu: on_cpu)  # on every device
 
 
 def evaluate_factored(x: Tensor, coefficients: Tensor, factors: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     way = STRATEGIES["hidden"]
-    return Recomputed.apply(way, way, geometry, None, x, coefficients, factors, cells)
+    return Recomputed.apply(way, way, geometry, (), x, coefficients, factors, cells)
 
 
 def _product(coefficients: Tensor, factors: Tensor) -> Tensor:
@@ -185,8 +186,8 @@ def test_smallest_batches(batch: int) -> None:
 def test_factors_multiply_to_the_attention(tau: float, low_rank: bool, seed: int) -> None:
     torch.manual_seed(seed)
     layer = _low_rank() if low_rank else Conv2d(16, 32, 3, config=WarehouseConfig(4))
-    attention = _trained(layer, tau).double().attention
-    pooled = torch.randn(5, 16, dtype=torch.float64)
+    attention = _trained(layer, tau).to(DEVICE).double().attention
+    pooled = torch.randn(5, 16, dtype=torch.float64).to(DEVICE)
     coefficients, factors = attention.factored(pooled)
     assert factors.shape[1] == attention.shape.units + (tau > 0)
     torch.testing.assert_close(_product(coefficients, factors), attention(pooled), rtol=1e-10, atol=1e-13)
@@ -269,8 +270,8 @@ def test_autocast_computes_in_its_type_and_keeps_gradients_in_theirs() -> None:
 
 
 def test_nothing_of_the_size_of_a_kernel_is_kept_for_any_sample() -> None:
-    layer, batch = Conv2d(32, 32, 3, config=WarehouseConfig(4)), 64
-    x, sizes = torch.randn(batch, 32, 5, 5), []
+    layer, batch = Conv2d(32, 32, 3, config=WarehouseConfig(4), device=DEVICE), 64
+    x, sizes = torch.randn(batch, 32, 5, 5, device=DEVICE), []
 
     def keep(tensor: Tensor) -> Tensor:
         sizes.append(tensor.untyped_storage().nbytes())
@@ -315,9 +316,9 @@ def test_obstacles() -> None:
     ],
 )
 def test_forced_where_it_cannot_be_is_refused(config: WarehouseConfig, why: str) -> None:
-    layer = Conv2d(8, 8, 3, config=config)
+    layer = Conv2d(8, 8, 3, config=config, device=DEVICE)
     with pytest.raises(StrategyError, match=rf"\(8, 8, 3, 3\) cannot be hidden: .*{why}"), force("hidden"):
-        layer(torch.randn(2, 8, 5, 5))
+        layer(torch.randn(2, 8, 5, 5, device=DEVICE))
     x, attention, cells = Case(SQUARE, 2, 5, (4, 4), 0).tensors(torch.float32)
     with pytest.raises(StrategyError, match="cannot be hidden: its attentions are given"), force("hidden"):
         evaluate(x, attention, cells, SQUARE)

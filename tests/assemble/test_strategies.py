@@ -101,7 +101,7 @@ def test_channels_last_stays_channels_last(way: str, cut: bool, monkeypatch: pyt
 def test_native_with_cells_that_no_cache_holds(kernel: tuple[int, ...], batch: int) -> None:
     """Few mixtures are streamed from memory, more are packed in pieces; hypothesis draws small layers only."""
     geometry = Geometry(Partition(kernel, (256, 256, 1, 1)), (1, 1), (kernel[2] // 2, 0), (1, 1))
-    count = 24 * LEVEL2 // (256 * 256) + 1  # see `third_level` in csrc/layer.h: four times that comes from memory
+    count = 24 * LEVEL2 // (256 * 256) + 1  # see `third_level` in csrc/memory.h: four times that comes from memory
     assert_same("native", Case(geometry, batch, count, (3, 2), seed=0), torch.float32, 1e-5)
 
 

@@ -50,8 +50,13 @@ def evaluate_layer(
     mixing: tuple[Tensor, ...] = attention.factored(seen) if factored else (attend(attention, seen),)
     if mixing[0].dtype != (dtype or cells.dtype):
         mixing = tuple(part.to(dtype or cells.dtype) for part in mixing)
+    if STRATEGIES[way.forward].backward is not None and not traced():
+        shared = warehouse.cells_to_share(cells, attention)
+        if shared is not cells and cast is None:
+            cast = cells  # what is kept for backward is still the parameter, which others know from activations
+        cells = shared
     if dtype is None:
-        return _run(way, geometry, x, *mixing, cells), way
+        return _run(way, geometry, x, *mixing, cells, cast=cast), way
     with torch.autocast(x.device.type, enabled=False):
         return _run(way, geometry, x, *mixing, cells, cast=cast), way
 
@@ -72,7 +77,8 @@ def _run(way: Route, geometry: Geometry, *tensors: Tensor, cast: Tensor | None =
     if strategy.backward is None:
         return strategy.forward(*others, cells if cast is None else cells.to(cast.dtype), geometry)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return Recomputed.apply(strategy, STRATEGIES[way.backward or way.forward], geometry, cast, *tensors)
+        values = () if cast is None else (cast,)  # no tensor of its own in the graph
+        return Recomputed.apply(strategy, STRATEGIES[way.backward or way.forward], geometry, values, *tensors)
     return strategy.forward(*others, cells if cast is None else cast, geometry)
 
 

@@ -12,7 +12,7 @@ from kernelwarehouse.assemble.geometry import Geometry, looks_at_padding_alone
 from kernelwarehouse.assemble.layout import channels_last, new_images
 from kernelwarehouse.assemble.plain import apply_kernels, assemble_kernels, split_kernels
 from kernelwarehouse.assemble.strategy import Strategy
-from kernelwarehouse.assemble.sums import add_product, new_sum
+from kernelwarehouse.assemble.sums import add_product, sum_from
 from kernelwarehouse.partition import Partition
 
 # Assembled numbers alive at once on a CPU.
@@ -41,13 +41,19 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
 
 
 def backward(
-    grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
+    grad: Tensor,
+    x: Tensor,
+    attention: Tensor,
+    cells: Tensor,
+    geometry: Geometry,
+    wants_input: bool,
+    total: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells; each chunk's kernels are assembled again."""
     partition = geometry.partition
     flat_cells = cells.reshape(cells.shape[0], -1)
     grad_input = torch.empty_like(x) if wants_input else None
-    grad_attention, grad_cells = torch.empty_like(attention), new_sum(flat_cells)
+    grad_attention, grad_cells = torch.empty_like(attention), sum_from(total, flat_cells)
     for chunk in kernel_chunks(x, partition, _BLOCK):
         picked = attention[chunk]
         kernels = assemble_kernels(picked, cells, partition)
@@ -59,7 +65,7 @@ def backward(
         del grad_kernels
         grad_attention[chunk] = grad_mixtures @ flat_cells.t()
         add_product(grad_cells, picked.flatten(0, 1).t(), grad_mixtures.flatten(0, 1))
-    return grad_input, grad_attention, grad_cells.to(cells.dtype).view(cells.shape)
+    return grad_input, grad_attention, grad_cells.to(cells.dtype).view(cells.shape) if total is None else total
 
 
 def _product_backward(
@@ -88,4 +94,4 @@ def _product_backward(
     return grad_x.view(x.shape) if wants_input else None, grad_kernels
 
 
-STRATEGY = Strategy("grouped", forward, backward)
+STRATEGY = Strategy("grouped", forward, backward, adds=True)

@@ -13,8 +13,9 @@ from kernelwarehouse.assemble.blocks import block_size, chunks
 from kernelwarehouse.assemble.geometry import Geometry, Tap
 from kernelwarehouse.assemble.layout import channels_last, laid_out
 from kernelwarehouse.assemble.strategy import Strategy
-from kernelwarehouse.assemble.sums import add_product, new_sum, sum_dtype
+from kernelwarehouse.assemble.sums import add_product, new_sum
 from kernelwarehouse.partition import Partition
+from kernelwarehouse.shared_gradient import sum_dtype
 
 
 def window(tap: Tap, geometry: Geometry, out_size: tuple[int, ...]) -> tuple[slice, ...]:

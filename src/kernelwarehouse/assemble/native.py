@@ -115,7 +115,13 @@ def _product(
 
 
 def backward(
-    grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
+    grad: Tensor,
+    x: Tensor,
+    attention: Tensor,
+    cells: Tensor,
+    geometry: Geometry,
+    wants_input: bool,
+    total: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells; kernels are mixed again, block by block."""
     rows, pairs = _rows(geometry, tuple(x.shape[2:])), attention_pairs(attention, geometry).contiguous()
@@ -130,11 +136,12 @@ def backward(
         rows.shifts,
         max(geometry.stride) == 1,
         wants_input,
+        None if total is None else total.flatten(2),
     )
     partition = geometry.partition
     grad_attention = grad_pairs.unflatten(2, (partition.positions, partition.in_groups)).transpose(1, 2)
     grad_input = grad_x.view(x.shape) if wants_input else None
-    return grad_input, grad_attention.reshape(attention.shape), grad_cells.view(cells.shape)
+    return grad_input, grad_attention.reshape(attention.shape), grad_cells.view(cells.shape) if total is None else total
 
 
-STRATEGY = Strategy("native", forward, backward, obstacle)
+STRATEGY = Strategy("native", forward, backward, obstacle, adds=True)

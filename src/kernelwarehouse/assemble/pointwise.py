@@ -12,7 +12,7 @@ from kernelwarehouse.assemble.grouped import kernel_chunks
 from kernelwarehouse.assemble.layout import channels_last, matrices, new_images, write_product
 from kernelwarehouse.assemble.plain import assemble_kernels, split_kernels
 from kernelwarehouse.assemble.strategy import Strategy
-from kernelwarehouse.assemble.sums import add_product, new_sum
+from kernelwarehouse.assemble.sums import add_product, sum_from
 
 
 @lru_cache(maxsize=1024)
@@ -54,14 +54,20 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
 
 
 def backward(
-    grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry, wants_input: bool
+    grad: Tensor,
+    x: Tensor,
+    attention: Tensor,
+    cells: Tensor,
+    geometry: Geometry,
+    wants_input: bool,
+    total: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of input, attentions and cells; each chunk's kernels are assembled again."""
     partition, flat_cells, last = geometry.partition, cells.flatten(1), channels_last(x)
     seen, grad = visited(x, geometry), matrices(grad, last)
     columns = matrices(seen, last)
     grad_seen = new_images(x, x.shape[1], tuple(seen.shape[2:]), last) if wants_input else None
-    grad_attention, grad_cells = torch.empty_like(attention), new_sum(flat_cells)
+    grad_attention, grad_cells = torch.empty_like(attention), sum_from(total, flat_cells)
     for chunk in kernel_chunks(x, partition, ON_CPU):
         picked = attention[chunk]
         if grad_seen is not None:
@@ -75,7 +81,7 @@ def backward(
     if grad_seen is not None and max(geometry.stride) > 1:
         grad_input = torch.zeros_like(x)
         visited(grad_input, geometry).copy_(grad_seen)
-    return grad_input, grad_attention, grad_cells.to(cells.dtype).view(cells.shape)
+    return grad_input, grad_attention, grad_cells.to(cells.dtype).view(cells.shape) if total is None else total
 
 
-STRATEGY = Strategy("pointwise", forward, backward, obstacle)
+STRATEGY = Strategy("pointwise", forward, backward, obstacle, adds=True)

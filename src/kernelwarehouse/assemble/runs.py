@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from kernelwarehouse.assemble.geometry import Geometry, Tap
 from kernelwarehouse.assemble.layout import channels_last, laid_out, new_images
-from kernelwarehouse.assemble.sums import sum_dtype
+from kernelwarehouse.shared_gradient import sum_dtype
 
 
 @dataclass(frozen=True)

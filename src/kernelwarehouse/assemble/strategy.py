@@ -10,6 +10,7 @@ from torch.autograd import Function
 
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.errors import StrategyError
+from kernelwarehouse.shared_gradient import place_of
 
 Mixing = Literal["weights", "factors", "basis"]
 
@@ -27,7 +28,8 @@ class Strategy:
     computed from the inputs of `forward`; nothing else is kept. Mixing is either the attentions (`"weights"`, one
     tensor `[batch, m, n]`) or, for `"factors"`, the two that they are products of, or, for `"basis"`, the units of the
     hidden vector and the scale of every mixture. `obstacle` says why a layer cannot be evaluated in this way on an
-    input, or nothing.
+    input, or nothing. Where it `adds`, `backward` takes one argument more: the gradient of the cells that others have
+    made, to which it adds its own.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Strategy:
     backward: Callable[..., tuple[Tensor | None, ...]] | None  # None: there is none, or autograd sees every step
     obstacle: Callable[[Tensor, Geometry], str | None] = field(default=_no_obstacle)
     mixing: Mixing = "weights"
+    adds: bool = False
 
 
 def refuse_second_derivative() -> None:
@@ -49,27 +52,44 @@ def refuse_second_derivative() -> None:
 class Recomputed(Function):
     """Forward by one strategy and backward by another, as one step that saves its inputs and nothing else.
 
-    Where `cast` is given, it stands in for the cells, which are the last of the tensors and get the gradient: the
-    values of theirs in the type that is computed in, which layers share.
+    What is in `values`, if anything is, stands in for the cells, which are the last of the tensors and get the
+    gradient: their values in the type that is computed in, or the parameter that they are shared from.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, forward: Strategy, backward: Strategy, geometry: Geometry, cast: Tensor | None, *tensors: Tensor
+        ctx: Any,
+        forward: Strategy,
+        backward: Strategy,
+        geometry: Geometry,
+        values: tuple[Tensor, ...],
+        *tensors: Tensor,
     ) -> Tensor:
         ctx.strategy, ctx.geometry = backward, geometry
-        used = tensors if cast is None else (*tensors[:-1], cast)
+        ctx.cells = tensors[-1]  # which would be gone before the next layer asks for them, where others are saved
+        used = (*tensors[:-1], *values) if values else tensors
         ctx.save_for_backward(*used)
         return forward.forward(*used, geometry)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
+        shared = place_of(ctx.cells)
+        if shared is not None and not shared.claimed(ctx.cells.grad_fn):
+            shared = None
+        total = shared.total if shared is not None and ctx.strategy.adds else None
         with torch.autocast(grad.device.type, enabled=False):
-            grads = ctx.strategy.backward(grad, *ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad[4])
+            grads = ctx.strategy.backward(
+                grad, *ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad[4], *([] if total is None else [total])
+            )
         *others, cells = grads
         # The cells' would be copied into their order at the end of backward; before that, it would be added to a copy.
-        return None, None, None, None, *map(_owner, others), _owner(cells if cells is None else cells.contiguous())
+        cells = _owner(cells if cells is None else cells.contiguous())
+        if shared is not None and cells is not None:
+            if total is None:
+                shared.add(cells)
+            cells = None
+        return None, None, None, None, *map(_owner, others), cells
 
 
 def _owner(grad: Tensor | None) -> Tensor | None:

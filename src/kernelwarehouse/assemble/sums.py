@@ -3,15 +3,17 @@
 import torch
 from torch import Tensor
 
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What numbers are added up in: float32 where they have half its precision."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+from kernelwarehouse.shared_gradient import sum_dtype
 
 
 def new_sum(like: Tensor) -> Tensor:
     """Zeros to add up in."""
     return torch.zeros_like(like, dtype=sum_dtype(like.dtype))
+
+
+def sum_from(total: Tensor | None, like: Tensor) -> Tensor:
+    """What there is already, to add to in its place, or zeros."""
+    return new_sum(like) if total is None else total.view(like.shape)
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, first: bool = False) -> None:

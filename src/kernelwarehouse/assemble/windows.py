@@ -23,8 +23,9 @@ from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.layout import channels_last, matrices, new_images, write_product
 from kernelwarehouse.assemble.matmul import window
 from kernelwarehouse.assemble.strategy import Strategy
-from kernelwarehouse.assemble.sums import add_product, new_sum, sum_dtype
+from kernelwarehouse.assemble.sums import add_product, new_sum
 from kernelwarehouse.partition import Partition
+from kernelwarehouse.shared_gradient import sum_dtype
 
 
 @lru_cache(maxsize=1024)
