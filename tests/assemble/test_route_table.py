@@ -9,9 +9,10 @@ import pytest
 import torch
 from filelock import FileLock
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernelwarehouse.assemble import route_table, routing
-from kernelwarehouse.assemble.measure import measure
+from kernelwarehouse.assemble import branch, build, depthwise, native, route_table, routing
+from kernelwarehouse.assemble.measure import Times, measure
 from kernelwarehouse.assemble.route_table import Choice
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.errors import StrategyError
@@ -35,28 +36,28 @@ def test_a_folder_that_cannot_be_written_stops_nothing(measuring: Path) -> None:
 
 
 def test_what_other_processes_have_measured_meanwhile_stays(measuring: Path) -> None:
-    route_table.remember("old", Choice("grouped"))
-    theirs = {"old": Choice("matmul"), "new": Choice("native")}
+    route_table.remember("cpu, old", Choice("grouped"))
+    theirs = {"cpu, old": Choice("matmul"), "cpu, new": Choice("native")}
     measuring.write_text(json.dumps(route_table.to_json(theirs)))
-    route_table.remember("ours", Choice("windows"))
-    assert route_table.read(measuring) == {**theirs, "ours": Choice("windows")}
+    route_table.remember("cpu, ours", Choice("windows"))
+    assert route_table.read(measuring) == {**theirs, "cpu, ours": Choice("windows")}
 
 
 def test_who_writes_keeps_others_from_it(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_table, "_PATIENCE", 0.0)
     with FileLock(measuring.with_suffix(".lock")):
-        route_table.remember("ours", Choice("windows"))
+        route_table.remember("cpu, ours", Choice("windows"))
     assert not measuring.exists()
-    assert route_table.known("ours") == Choice("windows")
+    assert route_table.known("cpu, ours") == Choice("windows")
 
 
 def test_everybody_s_umask_does_not_make_the_file_untrusted(measuring: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = os.umask(0)
     try:
-        route_table.remember("ours", Choice("windows"))
+        route_table.remember("cpu, ours", Choice("windows"))
     finally:
         os.umask(before)
-    assert route_table._read_own(measuring) == {"ours": Choice("windows")}
+    assert route_table._read_own(measuring) == {"cpu, ours": Choice("windows")}
     assert not caplog.messages
 
 
@@ -88,10 +89,34 @@ def _no_home() -> Path:
 
 def test_without_a_place_choices_hold_for_the_process(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as nowhere:
-        nowhere.setattr(route_table, "machine_file", lambda: None)
-        route_table.remember("ours", Choice("windows"))
-        assert route_table.known("ours") == Choice("windows")
+        nowhere.setattr(route_table, "machine_file", lambda device: None)
+        route_table.remember("cpu, ours", Choice("windows"))
+        assert route_table.known("cpu, ours") == Choice("windows")
     assert not measuring.exists()
+
+
+def test_other_devices_have_a_file_of_their_own_and_no_kernels_built(
+    measuring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which `benchmarks.gpu` writes; a process that computes on a GPU alone reads it."""
+    route_table.remember("cpu, ours", Choice("native"))
+
+    def built() -> bool:
+        raise AssertionError("kernels for the CPU are built")
+
+    for module in (build, branch, depthwise, native):
+        monkeypatch.setattr(module, "load_native", built)
+    assert route_table.known("cuda of a kind, float32: 3x3") is None
+    route_table.remember("cuda of a kind, float32: 3x3", Choice("windows"))
+    with FakeTensorMode(), torch.no_grad():
+        Conv2d(16, 32, 3, device="cuda")(torch.empty(2, 16, 6, 6, device="cuda"))
+    route_table._of_machine.cache_clear()  # as in another process
+    assert route_table.known("cuda of a kind, float32: 3x3") == Choice("windows")
+    path = route_table.machine_file("cuda")
+    assert path is not None
+    assert path.parent == measuring.parent
+    assert route_table.read(path).keys() == {"cuda of a kind, float32: 3x3"}
+    assert route_table.read(measuring).keys() == {"cpu, ours"}
 
 
 def _key_of(layer: nn.Module, x: Tensor, measuring: Path) -> str:
@@ -159,6 +184,40 @@ def test_pinned_choices_are_taken_and_nothing_else_is_measured(
         layer(x[:1])
         assert layer.route.reason.startswith("by rule")
     assert list(route_table.read(measuring)) == [key]
+
+
+def test_a_run_goes_on_by_rule_where_it_has_begun_so(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was not measured is not kept for the machine."""
+    layer, x, choices = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6), {}
+    with monkeypatch.context() as by_rule, route_table.keeping(choices), torch.no_grad():
+        by_rule.setenv(route_table.VARIABLE, route_table.BY_RULE)
+        layer(x)
+        assert layer.route.reason.startswith("by rule")
+    usual = layer.route.forward
+    assert list(choices.values()) == [Choice(usual)]
+    assert not measuring.exists()
+
+    def the_usual_is_slow(candidates: list, *asked: object) -> Times:
+        return Times({strategy.name: 1.0 if strategy.name == usual else 0.1 for strategy in candidates}, {})
+
+    monkeypatch.setattr(routing, "measure", the_usual_is_slow)
+    with torch.no_grad():
+        layer(x)
+        assert layer.route.forward != usual
+        with route_table.keeping(choices):
+            layer(x)
+    assert layer.route.forward == usual
+    assert layer.route.reason == "as before in this run"
+    assert route_table.read(measuring).keys() == choices.keys()  # of the call outside
+
+
+def test_what_has_one_way_only_is_not_kept(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, choices = Conv2d(6, 6, 5, groups=6, config=WarehouseConfig(2)), {}
+    monkeypatch.setenv(route_table.VARIABLE, route_table.BY_RULE)
+    with route_table.keeping(choices):
+        layer(torch.randn(2, 6, 6, 6))
+    assert layer.route.forward == "grouped"
+    assert choices == {}
 
 
 @pytest.mark.parametrize(

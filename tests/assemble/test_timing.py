@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,13 +10,15 @@ import torch
 from kernelwarehouse.assemble import timing
 from kernelwarehouse.assemble.rates import machine_rates
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     """Seconds of every run by name; the last ones are those of all later runs."""
     seconds: dict[str, list[float]] = {}
 
-    def taken(run: object) -> float:
+    def taken(run: Callable[[], str], device: torch.device) -> float:
         left = seconds[run()]
         return left.pop(0) if len(left) > 1 else left[0]
 
@@ -28,7 +31,7 @@ def _best(*names: str, counts: dict[str, int]) -> dict[str, float]:
         counts[name] = counts.get(name, 0) + 1
         return name
 
-    return timing.best_times({name: lambda name=name: run(name) for name in names})
+    return timing.best_times({name: lambda name=name: run(name) for name in names}, CPU)
 
 
 def test_the_fastest_run_counts(clock: dict[str, list[float]]) -> None:
@@ -72,7 +75,14 @@ def test_other_threads_of_the_process_do_not_count(monkeypatch: pytest.MonkeyPat
         thread.start()
         thread.join()
 
-    assert timing._seconds(run) < others[0]
+    assert timing._seconds(run, CPU) < others[0]
+
+
+def test_waiting_for_another_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may sleep meanwhile, which its own clock does not see."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    taken = timing.best_times({"wait": lambda: time.sleep(0.02)}, torch.device("cuda"))
+    assert taken["wait"] >= 0.02
 
 
 def test_rates_are_numbers_of_this_machine() -> None:

@@ -1,6 +1,8 @@
 """Runs that are really killed, terminated or interrupted, and started again with the same command."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,9 @@ import pytest
 import torch
 
 import kernelwarehouse as kw
+from kernelwarehouse.assemble import kernel_cache, route_table
+from kernelwarehouse.assemble.build import fingerprint
+from kernelwarehouse.assemble.route_table import Choice
 from kernelwarehouse.cli import main
 from kernelwarehouse.training.folder_lock import locked
 from kernelwarehouse.training.metrics import read_metrics
@@ -46,8 +51,10 @@ sys.exit(main(sys.argv[3:]))
 AHEAD = 3
 
 
-def arguments(data: Path, output: Path, *, workers: int, checkpoint_seconds: float = 0) -> list[str]:
-    words = f"train kw1x_resnet18 --data {data} --recipe small --output {output} --epochs {EPOCHS} --batch-size 16 "
+def arguments(
+    data: Path, output: Path, *, workers: int, checkpoint_seconds: float = 0, epochs: int = EPOCHS
+) -> list[str]:
+    words = f"train kw1x_resnet18 --data {data} --recipe small --output {output} --epochs {epochs} --batch-size 16 "
     words += f"--workers {workers} --report-every 1 --checkpoint-seconds {checkpoint_seconds} "
     words += "--device-batch-size 8 --seed 3 "
     words += "--model-arg channels=[8,8,16,16] --model-arg layers=[1,1,1,1]"
@@ -142,6 +149,41 @@ def test_killed_runs_end_with_the_weights_of_an_unbroken_one(whole: Path, stripe
         reached = step
     assert f"resuming {broken} at step" in run(arguments(striped_npz, broken, workers=1))
     assert_same_run(whole, broken)
+
+
+def test_killed_runs_go_on_by_what_they_have_measured(
+    striped_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs by the choices that the first has measured; the second is resumed where all choices are others."""
+    own = tmp_path / "kernels" / "kernelwarehouse"
+    own.mkdir(parents=True)
+    # The suite's kernels, so that they are not compiled again.
+    for library in kernel_cache.usual_folder().glob(f"native-{fingerprint()}-*.so"):
+        shutil.copy(library, own)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(own.parent))
+    monkeypatch.delenv(route_table.VARIABLE, raising=False)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(arguments(striped_npz, whole, workers=0, epochs=2))
+    [machine] = own.glob("routes-*.json")
+    measured = route_table.read(machine)
+    words = arguments(striped_npz, broken, workers=0, epochs=2)
+    # After the first evaluation, so that all choices have been made; the second one waits for the kill in any case.
+    assert 5 <= kill_after(words, broken / "metrics.jsonl", 6, 0.0) <= 8
+    others = {
+        key: Choice(*("matmul" if way == "grouped" else way and "grouped" for way in (choice.forward, choice.backward)))
+        for key, choice in measured.items()
+    }
+    machine.write_text(json.dumps(route_table.to_json(others)))
+    assert f"resuming {broken} at step" in run(words)
+    assert_same_run(whole, broken)
+    [expected], [kept] = (
+        torch.load(folder / "last" / "training.pt", weights_only=True)["routes"] for folder in (whole, broken)
+    )
+    assert expected == kept
+    choices = route_table.from_json(kept, "the checkpoint").items()
+    assert choices <= measured.items()  # the report has measured more
+    assert {key.rsplit(", ", 1)[1] for key, _ in choices} == {"training", "inference"}
+    assert route_table.read(machine) == others  # nothing was left to measure
 
 
 def test_sigterm_writes_a_checkpoint_and_ctrl_c_damages_nothing(whole: Path, striped_npz: Path, tmp_path: Path) -> None:

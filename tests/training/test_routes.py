@@ -25,7 +25,7 @@ Machine = Callable[[str], None]
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     """Becomes, when called, a new machine on which this strategy is the fastest."""
     monkeypatch.delenv(route_table.VARIABLE, raising=False)
-    monkeypatch.setattr(route_table, "machine_file", lambda: tmp_path / "no folder" / "routes.json")
+    monkeypatch.setattr(route_table, "machine_file", lambda device: tmp_path / "no folder" / "routes.json")
 
     def become(fastest: str) -> None:
         route_table.forget()
@@ -48,9 +48,18 @@ def _weights(folder: RunFolder) -> list[Tensor]:
     return list(kw.load(folder.path / "last").state_dict().values())
 
 
+@pytest.mark.parametrize("by_rule", [False, True])
 def test_a_run_that_goes_on_elsewhere_keeps_its_ways(
-    machine: Machine, striped: DataSet, plain_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_rule: bool,
+    machine: Machine,
+    striped: DataSet,
+    plain_recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Whether they were measured or not."""
+    if by_rule:
+        monkeypatch.setenv(route_table.VARIABLE, route_table.BY_RULE)
     machine("matmul")
     whole = _weights(_run(striped, plain_recipe, tmp_path / "whole"))
     step = Trainer.step
@@ -64,6 +73,7 @@ def test_a_run_that_goes_on_elsewhere_keeps_its_ways(
         patched.setattr(Trainer, "step", broken_off)
         with pytest.raises(KeyboardInterrupt):
             _run(striped, plain_recipe, tmp_path / "broken")
+    monkeypatch.delenv(route_table.VARIABLE, raising=False)
     machine("grouped")
     resumed = _weights(_run(striped, plain_recipe, tmp_path / "broken"))
     assert all(map(torch.equal, whole, resumed))

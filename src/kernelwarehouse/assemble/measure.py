@@ -48,13 +48,14 @@ def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: 
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         x, cells = x.detach(), cells.detach()
         calls = {strategy.name: _Call.of(strategy, x, cells, question) for strategy in candidates}
-        forward = best_times({name: call.forward for name, call in calls.items()})
+        forward = best_times({name: call.forward for name, call in calls.items()}, x.device)
         backward = {}
         if question.training:
             grads = {name: torch.ones_like(call.forward()) for name, call in calls.items()}
             _give_memory_back()
             backward = best_times(
-                {name: partial(call.backward, grads[name], question.wants_input) for name, call in calls.items()}
+                {name: partial(call.backward, grads[name], question.wants_input) for name, call in calls.items()},
+                x.device,
             )
             del grads
         _give_memory_back()

@@ -30,7 +30,7 @@ def machine_rates(device: torch.device, threads: int) -> Rates:
         }
         numbers = {"products": many.numel() * 4096, "few_products": few.numel() * 4096, "reads": far.numel()}
         # Each alone: they are not rivals.
-        return Rates(**{name: numbers[name] / best_times({name: run})[name] for name, run in runs.items()})
+        return Rates(**{name: numbers[name] / best_times({name: run}, device)[name] for name, run in runs.items()})
 
 
 def _wait(result: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Choices that were measured: kept for the machine, kept with a run, or read from a file.
+"""Choices: measured ones that are kept for the machine, those of a run that are kept with it, and those of a file.
 
 `KERNELWAREHOUSE_ROUTES` names a file of choices: these are taken, and others by rule; nothing is measured and nothing
 written. The value `rule` is such a file without any choice. Otherwise choices are measured once for a machine, in its
@@ -15,6 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock
 
 from kernelwarehouse._files import write_file
@@ -99,22 +100,27 @@ def measures() -> bool:
     return not os.environ.get(VARIABLE)
 
 
+def of_runs(key: str) -> Choice | None:
+    """The choice for calls of this name that a run under way has made, the innermost first."""
+    return next((choices[key] for choices in reversed(_kept) if key in choices), None)
+
+
 def known(key: str) -> Choice | None:
     """The choice for calls of this name, wherever it is kept."""
-    found = next((choices[key] for choices in reversed(_kept) if key in choices), None)
+    found = of_runs(key)
     if found is None:
         pinned = os.environ.get(VARIABLE)
-        found = (_pinned(pinned) if pinned else _of_machine()).get(key)
+        found = (_pinned(pinned) if pinned else _of_machine(_device(key))).get(key)
         if found is not None:
-            _keep_with_runs(key, found)
+            keep_with_runs(key, found)
     return found
 
 
 def remember(key: str, choice: Choice) -> None:
     """Keep a measured choice, for the runs under way and for the machine."""
-    _keep_with_runs(key, choice)
-    _of_machine()[key] = choice
-    path = machine_file()
+    keep_with_runs(key, choice)
+    _of_machine(_device(key))[key] = choice
+    path = machine_file(_device(key))
     if path is None:
         return
     try:
@@ -127,13 +133,14 @@ def remember(key: str, choice: Choice) -> None:
 
 
 def forget() -> None:
-    """Measure anew in this process what the machine's file has choices for; they take the place of the old ones."""
+    """Measure anew in this process what the CPU's file has choices for; they take the place of the old ones."""
     global _changes
-    _of_machine().clear()
+    _of_machine("cpu").clear()
     _changes += 1
 
 
-def _keep_with_runs(key: str, choice: Choice) -> None:
+def keep_with_runs(key: str, choice: Choice) -> None:
+    """Keep a choice for the runs under way alone, as one that was made without measuring."""
     for choices in _kept:
         choices[key] = choice
 
@@ -143,9 +150,14 @@ def _pinned(value: str) -> Choices:
     return {} if value == BY_RULE else read(Path(value))
 
 
+def _device(key: str) -> str:
+    """The kind of device that calls of this name run on, which is its first word."""
+    return key.replace(",", " ").split(" ", 1)[0]
+
+
 @cache
-def _of_machine() -> Choices:
-    path = machine_file()
+def _of_machine(device: str) -> Choices:
+    path = machine_file(device)
     return {} if path is None else _read_own(path)
 
 
@@ -162,10 +174,15 @@ def _read_own(path: Path) -> Choices:
 
 
 @cache
-def machine_file() -> Path | None:
-    """Where the choices of this machine, this version and this set of compiled kernels are, if there is a place."""
-    compiled = "" if build.load_native() else "-pure"
-    name = f"routes-{__version__}-{build.fingerprint()}{compiled}.json"
+def machine_file(device: str = "cpu") -> Path | None:
+    """Where the choices of this machine and version are for this kind of device, if there is a place.
+
+    On a CPU, they are those of this set of compiled kernels; other devices do not use these, and have none built.
+    """
+    if device == "cpu":
+        name = f"routes-{__version__}-{build.fingerprint()}{'' if build.load_native() else '-pure'}.json"
+    else:
+        name = f"routes-{__version__}-{device}-torch-{torch.__version__}.json"
     try:
         return kernel_cache.folder_for(name) / name
     except OSError as error:

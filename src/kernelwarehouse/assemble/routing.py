@@ -156,10 +156,13 @@ def _answer(x: Tensor, cells: Tensor, question: Question, prepared: Prepared | N
     if type(x) is not Tensor or len(candidates) == 1:
         return usual
     key, names = question.key(), [strategy.name for strategy in candidates]
-    choice = route_table.known(key)
+    kept = route_table.of_runs(key)
+    choice = kept or route_table.known(key)
     if choice is not None and choice.forward in names and (choice.backward in names or not question.training):
-        return Route(choice.forward, choice.backward, "chosen before by measuring")
+        return Route(choice.forward, choice.backward, "as before in this run" if kept else "chosen before by measuring")
     if x.device.type != "cpu" or not route_table.measures():
+        # A run that is resumed goes on by this rule even where something has been measured by then.
+        route_table.keep_with_runs(key, Choice(usual.forward, usual.backward))
         return usual
     times = measure(candidates, x, cells, question)
     choice = choose(times, Choice(usual.forward, usual.backward), dict(zip(names, candidates, strict=True)))

@@ -14,9 +14,12 @@ _FEWEST, _MOST = 3, 10
 _ENOUGH = 50e-3
 
 
-def best_times(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of the fastest of a few runs of each, taken in turns; what is far behind is run once or twice."""
-    best = {name: _seconds(run) for name, run in runs.items()}
+def best_times(runs: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
+    """Seconds of the fastest of a few runs of each, taken in turns; what is far behind is run once or twice.
+
+    Runs on another device than the CPU have to wait for it themselves.
+    """
+    best = {name: _seconds(run, device) for name, run in runs.items()}
     order, spent = list(runs), 0.0
     for turn in range(1, _MOST):
         if turn >= _FEWEST and spent > _ENOUGH:
@@ -26,16 +29,17 @@ def best_times(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         order.reverse()  # what comes after a certain other finds caches as that has left them
         for name in order:
             if best[name] <= limit:
-                taken = _seconds(runs[name])
+                taken = _seconds(runs[name], device)
                 best[name] = min(best[name], taken)
                 spent += taken
     return best
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
     # What one thread computes is told by its own clock, whatever the machine and other threads (loaders, servers) do;
-    # how well several work together is not.
-    now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    # how well several work together is not, nor how long a thread sleeps until another device is done.
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    now = time.thread_time if alone else time.perf_counter
     start = now()
     run()
     return now() - start
