@@ -245,14 +245,15 @@ def time_all(chosen: argparse.Namespace, console: Console) -> None:
                     for name, taken in times.forward.items()
                 }
                 console.print(f"{preset} {place.name} {key}: [bold]{ways}[/]; ms {slower}", highlight=False)
-        write(choices, chosen.out, console)  # after every network: a long run that is broken off has measured something
+        # After every network: a long run that is broken off has measured something.
+        write(choices, chosen.out, torch.device(chosen.device), console)
         del model
         gc.collect()
         if chosen.device.startswith("cuda"):
             torch.cuda.empty_cache()
 
 
-def write(choices: dict[str, Choice], out: Path | None, console: Console) -> None:
+def write(choices: dict[str, Choice], out: Path | None, device: torch.device, console: Console) -> None:
     """Into a file of its own, or beside what is known of the machine."""
     if out is not None:
         write_file(out, json.dumps(route_table.to_json(choices), indent=1) + "\n")
@@ -260,11 +261,12 @@ def write(choices: dict[str, Choice], out: Path | None, console: Console) -> Non
         return
     for key, choice in choices.items():
         route_table.remember(key, choice)
-    console.print(f"{len(choices)} choices are kept for this machine in {route_table.machine_file() or 'no file'}")
+    place = route_table.machine_file(device.type) or "no file"
+    console.print(f"{len(choices)} choices are kept for this machine in {place}")
 
 
 def paper(chosen: argparse.Namespace, console: Console) -> None:
-    """Launches and bytes of the strategies that the rule takes on a GPU; attention branches are not counted."""
+    """Launches and bytes of the strategies that the rule takes on a GPU, and launches of attention branches beside."""
     table = Table(title="one training step on a GPU, counted on fake tensors", title_justify="left")
     for column in (
         "network",
@@ -273,6 +275,7 @@ def paper(chosen: argparse.Namespace, console: Console) -> None:
         "layout",
         "launches",
         "most of a layer",
+        "launches of branches",
         "GB moved",
         "peak of a layer, GB",
     ):
@@ -285,8 +288,9 @@ def paper(chosen: argparse.Namespace, console: Console) -> None:
                 for layout in chosen.layout:
                     rows = count_network(found, batch, DTYPES[dtype], LAYOUTS[layout])
                     most = " + ".join(str(max(row.launches[way] for row in rows)) for way in (0, 1))
-                    launches, moved = (
+                    launches, branches, moved = (
                         total(rows, lambda row: sum(row.launches)),
+                        total(rows, lambda row: sum(row.branch)),
                         total(rows, lambda row: sum(row.moved)),
                     )
                     peak = max(row.peak for row in rows)
@@ -297,6 +301,7 @@ def paper(chosen: argparse.Namespace, console: Console) -> None:
                         layout,
                         str(launches),
                         most,
+                        str(branches),
                         f"{moved / 1e9:.0f}",
                         f"{peak / 1e9:.2f}",
                     )

@@ -2,12 +2,14 @@
 
 FakeTensorMode follows shapes, types and memory formats of `cuda` tensors and computes nothing; it refuses whatever
 would wait for a GPU, such as `.item()`. What a library does inside one operator is not seen. torch's autograd does not
-run on such tensors: forward and backward of a strategy are called as they are.
+run on such tensors: forward and backward of a strategy are called as they are, and attention branches, which autograd
+differentiates, are counted on fake tensors of the CPU, where they take the same steps.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.routing import Place
 from kernelwarehouse.assemble import STRATEGIES, route
 from kernelwarehouse.assemble.layout import channels_last
+from kernelwarehouse.attention import Attention, AttentionShape, LowRank
 
 _aten = torch.ops.aten
 _MEMORY_ONLY = {
@@ -98,7 +101,8 @@ class Row:
     count: int  # of layers that are alike
     forward: str
     backward: str
-    launches: tuple[int, int]
+    launches: tuple[int, int]  # forward and backward, without the attention branch
+    branch: tuple[int, int]  # those of the attention branch, in float32; autocast adds casts
     moved: tuple[int, int]
     peak: int
     keeps_layout: bool
@@ -132,10 +136,33 @@ def count_layer(place: Place, batch: int, dtype: torch.dtype, last: bool) -> Row
         forward.name,
         backward.name,
         (ahead.launches, back.launches),
+        count_branch(place.layer.attention, linear),
         (ahead.moved, back.moved),
         max(ahead.peak, back.peak),
         len({channels_last(image) for image in images if image.shape[1] > 1}) <= 1,
     )
+
+
+def count_branch(attention: Attention, linear: bool) -> tuple[int, int]:
+    """Launches of the forward and of the backward of an attention branch in training; call it inside FakeTensorMode."""
+    shape = attention.shape
+    low_rank = shape.low_rank and LowRank(first=2, local=2, basis=16)
+    small = replace(shape, in_channels=16, mixtures=4, cells=8, hidden=16, low_rank=low_rank)
+    return _branch_launches(small, attention.beta is not None or attention._first_cells is not None, linear)
+
+
+@lru_cache
+def _branch_launches(shape: AttentionShape, starts: bool, linear: bool) -> tuple[int, int]:
+    """Of a branch of this kind, whatever its sizes."""
+    nothing = torch.zeros(shape.mixtures, shape.cells, dtype=torch.bool) if starts else None
+    attention = Attention(shape, nothing, device="cpu").train()
+    x = torch.empty(2, *((7, shape.in_channels) if linear else (shape.in_channels, 3, 3)), requires_grad=True)
+    with torch.enable_grad():
+        with Count() as ahead:
+            out = attention(x.mean(1) if linear else x)
+        with Count() as back:
+            out.backward(torch.empty_like(out))
+    return ahead.launches, back.launches
 
 
 def count_network(found: Sequence[Place], batch: int, dtype: torch.dtype, last: bool) -> list[Row]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from benchmarks.cases import converted_network
-from benchmarks.launches import Count, count_network
+from benchmarks.launches import Count, Row, count_network
 from benchmarks.routing import Place, places
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -15,13 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernelwarehouse as kw
 from kernelwarehouse.assemble import Geometry, route
+from kernelwarehouse.assemble.layout import channels_last
+from kernelwarehouse.attention import Attention, AttentionShape, LowRank
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.layers import Conv2d, WarehouseLayer
 from kernelwarehouse.partition import Partition
 
 BATCH = 128
-# Of a layer, at most. Most have 3 to 8 and 10 to 25; the most has a strided 3x3 kernel in two chunks of two groups.
+# Of a layer without its attention branch, at most. Most have 3 to 8 and 10 to 25; the most has a strided 3x3 kernel in
+# two chunks of two groups.
 LAUNCHES = {"forward": 13, "backward": 46}
+# Of an attention branch in float32, at most; the low-rank form has these.
+BRANCH = {"forward": 20, "backward": 24}
 
 # What a layer makes and has alive at once, gigabytes at most: (float32, bfloat16). Numbers of activations where maps
 # are large, and two blocks of kernels where they are small.
@@ -35,39 +41,31 @@ PEAK = {
     "deit_tiny": (0.2, 0.1),
     "small_resnet": (0.15, 0.08),
 }
-USUAL = [(torch.float32, False), (torch.bfloat16, True)]
-UNUSUAL = [(torch.float32, True), (torch.bfloat16, False)]
-# Inside a family, layers differ in little more than the number of cells; images are not what linear layers see.
-ONE_OF_EACH_FAMILY = ["kw1x_mobilenetv2_100", "kw1d2x_resnet50", "kw3d4x_convnext_tiny"]
+COMBINATIONS = [(dtype, last) for dtype in (torch.float32, torch.bfloat16) for last in (False, True)]
 
 
-def _places(preset: str) -> list[Place]:
+@cache
+def _places(preset: str) -> tuple[Place, ...]:
     with torch.device("meta"):
         model = converted_network(preset)
-    return _kinds(places(model, 32 if preset.endswith("_small_resnet") else 224))
+    return tuple(places(model, _side(preset)))
 
 
-def _kinds(found: list[Place]) -> list[Place]:
-    """Of layers that are cut and slide alike, those with the largest kernels and with the largest inputs."""
-    kinds: dict[Any, list[Place]] = {}
-    for place in found:
-        geometry, partition = place.layer.geometry, place.layer.geometry.partition
-        depthwise, small = partition.kernel_shape[1] == 1, torch.Size(place.shape[1:]).numel() <= 28 * 28
-        kind = (
-            geometry.kernel_size,
-            geometry.stride,
-            depthwise,
-            small,
-            partition.in_groups > 1,
-            partition.out_groups > 1,
-        )
-        kinds.setdefault(kind, []).append(place)
-    largest = []
-    for alike in kinds.values():
-        by_kernel = max(alike, key=lambda place: torch.Size(place.layer.geometry.partition.kernel_shape).numel())
-        by_input = max(alike, key=lambda place: torch.Size(place.shape).numel())
-        largest += [by_kernel] if by_kernel is by_input else [by_kernel, by_input]
-    return largest
+def _side(preset: str) -> int:
+    return 32 if preset.endswith("_small_resnet") else 224
+
+
+# Layers of other presets that are alike in all that is counted here.
+_counted: dict[Any, Row] = {}
+
+
+def _count(place: Place, dtype: torch.dtype, last: bool) -> Row:
+    geometry, attention = place.layer.geometry, place.layer.attention.shape
+    last = last and geometry.spatial_axes > 0  # tokens have their channels last in any case
+    kind = (geometry, attention.cells, attention.norm, attention.low_rank is None, place.shape, dtype, last)
+    if kind not in _counted:
+        [_counted[kind]] = count_network([place], BATCH, dtype, last)
+    return _counted[kind]
 
 
 def _peak(preset: str, dtype: torch.dtype) -> float:
@@ -77,11 +75,12 @@ def _peak(preset: str, dtype: torch.dtype) -> float:
 
 @pytest.mark.parametrize("preset", kw.zoo.PRESETS)
 def test_layers_are_a_handful_of_launches_in_little_memory(preset: str) -> None:
-    found = _places(preset)
-    for dtype, last in USUAL + (UNUSUAL if preset in ONE_OF_EACH_FAMILY else []):
-        for row in count_network(found, BATCH, dtype, last):
+    for dtype, last in COMBINATIONS:
+        for row in (_count(place, dtype, last) for place in _places(preset)):
             assert row.launches[0] <= LAUNCHES["forward"], row
             assert row.launches[1] <= LAUNCHES["backward"], row
+            assert row.branch[0] <= BRANCH["forward"], row
+            assert row.branch[1] <= BRANCH["backward"], row
             assert row.peak <= _peak(preset, dtype), row
             assert row.keeps_layout, row
             assert "hidden" not in (row.forward, row.backward)
@@ -91,14 +90,12 @@ def test_layers_are_a_handful_of_launches_in_little_memory(preset: str) -> None:
 def test_kernels_of_a_batch_are_read_and_written_a_few_times(preset: str) -> None:
     """On small maps they are nearly all of the traffic: two passes forward and five backward, and what is small beside
     them (cells, windows, images)."""
-    with torch.device("meta"):
-        found = places(converted_network(preset), 224)
     [place] = [
         place
-        for place in found
+        for place in _places(preset)
         if place.layer.geometry.partition.kernel_shape == (512, 512, 3, 3) and place.shape[1:] == (7, 7)
     ]
-    [row] = count_network([place], BATCH, torch.bfloat16, True)
+    row = _count(place, torch.bfloat16, True)
     kernels = 2 * BATCH * 512 * 512 * 9
     assert row.forward == row.backward == "windows"
     assert row.moved[0] <= 3 * kernels
@@ -141,27 +138,63 @@ class _Shapes(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
-    "preset, training",
-    [("kw1x_small_resnet", True), ("kw1x_resnet18", True), ("kw1x_resnet18", False), ("kw1x_deit_tiny", True)],
-)
-def test_whole_networks_under_autocast(preset: str, training: bool) -> None:
+def _run_whole(preset: str, training: bool, last: bool) -> tuple[Tensor, nn.Module, list[torch.Size]]:
+    """A network on fake images: its output, itself, and the shapes of what was cast to bfloat16.
+
+    Every layer goes by rule and leaves channels where they are.
+    """
     with torch.device("meta"):
         model = kw.create_model(preset).train(training)
-    side = 32 if preset.endswith("_small_resnet") else 224
+    layers = [layer for layer in model.modules() if isinstance(layer, WarehouseLayer)]
     with FakeTensorMode(allow_non_fake_inputs=True):
         _move_to_fake_cuda(model)
-        x = torch.empty(BATCH, 3, side, side, device="cuda").to(memory_format=torch.channels_last)
-        with torch.set_grad_enabled(training), _fake_autocast(), _Shapes() as shapes:
+        for layer in layers:
+            layer.register_forward_hook(_keeps_channels_where_they_are)
+        x = torch.empty(BATCH, 3, _side(preset), _side(preset), device="cuda")
+        x = x.to(memory_format=torch.channels_last) if last else x
+        with torch.set_grad_enabled(training), _Shapes() as shapes:
             out = model(x)
-    assert out.dtype == torch.bfloat16
     assert out.requires_grad == training
-    layers = [layer for layer in model.modules() if isinstance(layer, WarehouseLayer)]
     assert all(layer.route.reason.startswith("by rule") for layer in layers)
-    warehouses = {layer.warehouse for layer in layers}
+    return out, model, shapes.cast
+
+
+def _keeps_channels_where_they_are(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+    assert channels_last(out) == channels_last(given[0])
+
+
+@pytest.mark.parametrize(
+    "preset, training, last",
+    [
+        ("kw1x_small_resnet", True, True),
+        ("kw1x_small_resnet", True, False),
+        ("kw1x_resnet18", True, True),
+        ("kw1x_resnet18", True, False),
+        ("kw1x_resnet18", False, True),
+        ("kw1x_mobilenetv2_050", True, True),
+        ("kw1x_convnext_tiny", True, True),
+        ("kw1x_deit_tiny", True, True),
+    ],
+)
+def test_whole_networks_under_autocast(preset: str, training: bool, last: bool) -> None:
+    with _fake_autocast():
+        out, model, cast = _run_whole(preset, training, last)
+    assert out.dtype == torch.bfloat16
+    warehouses = {layer.warehouse for layer in model.modules() if isinstance(layer, WarehouseLayer)}
     for shape in {warehouse.cells.shape for warehouse in warehouses}:
         alike = sum(warehouse.cells.shape == shape for warehouse in warehouses)
-        assert shapes.cast.count(shape) == alike, shape  # once for each of them
+        assert cast.count(shape) == alike, shape  # once for each of them
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "preset", ["kw1x_small_resnet", "kw1x_resnet18", "kw1d2x_resnet50", "kw1x_mobilenetv2_050", "kw1x_deit_tiny"]
+)
+def test_whole_networks_in_float32(preset: str, last: bool) -> None:
+    """In training; `test_whole_networks_under_autocast` has both modes."""
+    out, _, cast = _run_whole(preset, True, last)
+    assert out.dtype == torch.float32
+    assert not cast
 
 
 def test_what_would_wait_is_refused() -> None:
@@ -193,6 +226,20 @@ def test_the_rule() -> None:
     assert _route((64, 64), (32, 64), (197,)) == "matmul"
     assert _route((64, 64), (64, 32), (197,)) == "windows"
     assert _route((64, 64), (32, 32), (197,)) == "grouped"
+
+
+def test_branches_take_on_a_cpu_the_steps_that_they_take_on_a_gpu() -> None:
+    """Forward; backward is counted there because autograd does not run on what pretends to be on a GPU."""
+    shape = AttentionShape(16, mixtures=4, cells=8, hidden=16, low_rank=LowRank(2, 2, 16))
+    names = []
+    with FakeTensorMode():
+        for device in ("cpu", "cuda"):
+            attention = Attention(shape, torch.zeros(4, 8, dtype=torch.bool), device=device).train()
+            with Count() as count:
+                attention(torch.empty(2, 16, 3, 3, device=device))
+            names.append(count.names)
+    assert names[0] == names[1]
+    assert len(names[0]) == BRANCH["forward"]
 
 
 def test_counting() -> None:
