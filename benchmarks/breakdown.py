@@ -5,7 +5,8 @@
     python -m benchmarks.breakdown kw1x_small_resnet --mode training --batch 128 --operators 20
 
 Layers are timed where they stand, by hooks, the two networks in turns, after two steps that are not counted.
-In training that is their forward pass; `--operators` shows what forward and backward are made of.
+In training that is their forward pass, beside the ways that both passes took; `--operators` shows what forward and
+backward are made of.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import kernelwarehouse as kw
-from benchmarks.cases import MODES, Case, converted_network, runner, static_network
+from benchmarks.cases import MODES, Case, converted_network, runner, static_network, way_taken
 from benchmarks.speed import WARM_UPS
 from kernelwarehouse.costs import layer_costs
 
@@ -53,9 +54,8 @@ class Stopwatch:
 
 def layer_table(case: Case, models: dict[str, nn.Module], runs: Runs, rounds: int, most: int) -> Table:
     """The layers that cost most above the static ones, and sums."""
-    costs = {
-        cost.layer: cost for cost in layer_costs(models["ours"], torch.randn(case.batch, 3, case.image, case.image))
-    }
+    example = torch.randn(case.batch, 3, case.image, case.image)
+    costs = {cost.layer: cost for cost in layer_costs(models["ours"], example, case.mode == "training")}
     for _ in range(WARM_UPS):
         for run in runs.values():
             run()
@@ -73,9 +73,9 @@ def layer_table(case: Case, models: dict[str, nn.Module], runs: Runs, rounds: in
         table.add_row(title, kernel, how, *work, f"{static:.3f}", f"{ours:.3f}", f"{ours - static:.3f}")
 
     for name in sorted(costs, key=lambda name: times[name][0] - times[name][1])[:most]:
-        cost = costs[name]
-        kernel = "x".join(map(str, models["ours"].get_submodule(name).geometry.partition.kernel_shape))
-        add(name, kernel, cost.strategy, cost.mixing, cost.product, *times[name])
+        cost, layer = costs[name], models["ours"].get_submodule(name)
+        kernel = "x".join(map(str, layer.geometry.partition.kernel_shape))
+        add(name, kernel, way_taken(layer), cost.mixing, cost.product, *times[name])
     table.add_section()
     mixing, product = (sum(getattr(cost, part) for cost in costs.values()) for part in ("mixing", "product"))
     add(

@@ -1,6 +1,7 @@
 """What is measured: networks, ways to evaluate them, and the cases of the project's targets."""
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 import kernelwarehouse as kw
 from kernelwarehouse.assemble import force
+from kernelwarehouse.layers import WarehouseLayer
 
 WAYS = ("static", "plain", "ours")
 MODES = ("inference", "training")
@@ -116,6 +118,19 @@ def converted_network(preset: str, classes: int = 1000) -> nn.Module:
     model = create(preset, num_classes=classes)
     kw.set_temperature(model, 0.0)
     return model
+
+
+def way_taken(layer: WarehouseLayer) -> str:
+    """How the last call of a layer was evaluated: forward and, where that is another way, backward."""
+    if layer.route is None:
+        return "not called"
+    return "/".join(dict.fromkeys(filter(None, (layer.route.forward, layer.route.backward))))
+
+
+def ways_taken(model: nn.Module) -> dict[str, int]:
+    """How many layers of a model took which way in their last call."""
+    layers = (layer for layer in model.modules() if isinstance(layer, WarehouseLayer))
+    return dict(Counter(map(way_taken, layers)).most_common())
 
 
 def step(model: nn.Module, mode: str, x: Tensor, target: Tensor) -> None:

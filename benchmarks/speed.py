@@ -35,6 +35,7 @@ from benchmarks.cases import (
     converted_network,
     runner,
     static_network,
+    ways_taken,
 )
 
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
@@ -81,10 +82,16 @@ def few(run: Callable[[], None], seconds: float, most: int, clock: str = "wall")
 
 
 def take_turns(
-    runs: dict[str, Callable[[], None]], seconds: float, fewest: int, clock: str, plain_rounds: int = PLAIN_ROUNDS
+    runs: dict[str, Callable[[], None]],
+    seconds: float,
+    fewest: int,
+    clock: str,
+    plain_rounds: int = PLAIN_ROUNDS,
+    before_plain: Callable[[], None] = lambda: None,
 ) -> Times:
     """Times of the ways: those that are compared in turns, and the plain definition after them."""
     times = interleave({way: run for way, run in runs.items() if way != "plain"}, seconds, fewest, clock)
+    before_plain()  # layers remember their last call
     if "plain" in runs:
         times["plain"] = few(runs["plain"], seconds, plain_rounds, clock)
     return times
@@ -129,8 +136,12 @@ def measure(case: Case, chosen: argparse.Namespace) -> dict[str, Any]:
         way: runner(models[way], way, case.mode, case.batch, case.image, case.classes) for way in chosen_ways(chosen)
     }
     prepared = kw.prepare_inference(converted, case.prepared, case.batch, case.compact) if case.prepared else None
-    times = take_turns(runs, chosen.seconds, chosen.rounds, chosen.clock)
-    return {**case.facts(), "prepared": str(prepared) if prepared else None, **summary(times, alone)}
+    routes: dict[str, int] = {}
+    times = take_turns(
+        runs, chosen.seconds, chosen.rounds, chosen.clock, before_plain=lambda: routes.update(ways_taken(converted))
+    )
+    facts = {**case.facts(), "prepared": str(prepared) if prepared else None, "routes": routes}
+    return {**facts, **summary(times, alone)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

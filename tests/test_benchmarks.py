@@ -27,6 +27,8 @@ from benchmarks import (
 from benchmarks.cases import MODES
 from benchmarks.scaling import AXES
 
+from kernelwarehouse.assemble import routing
+
 PRESET = ["--preset", "kw1x_small_resnet", "--batch", "2"]
 # The issue's table: a case's name, and the most that ours may take with AVX2 and with AVX-512.
 TARGETS = {
@@ -146,6 +148,8 @@ def test_speed_writes_ratios_of_what_it_measured(tmp_path: Path, monkeypatch: py
         taken = row["milliseconds"]
         assert taken["static"] == min(row["static milliseconds"].values())
         assert row["rounds"] == {"static": 1, "plain": 1, "ours": 1, "static alone": 2}
+        assert sum(row["routes"].values()) == 8  # layers of ours
+        assert "plain" not in row["routes"]
         for way in ("plain", "ours"):
             assert row["ratio"][way] == pytest.approx(taken[way] / taken["static"], rel=0.02)
 
@@ -193,6 +197,24 @@ def test_breakdown_names_every_layer(capsys: pytest.CaptureFixture[str], monkeyp
     assert "stages.2.0.conv2_kxk.conv" in shown
     assert "all 8 layers" in shown
     assert "aten::" in shown  # the names of operators
+
+
+def test_breakdown_says_which_ways_the_timed_steps_took(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training chooses forward and backward apart from inference."""
+
+    def by_rule(x: Any, question: routing.Question) -> routing.Route:
+        return routing.Route(*(("matmul", "grouped") if question.training else ("windows", None)), "as the test wants")
+
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(routing, "_by_rule", by_rule)
+    monkeypatch.setattr(routing, "_answers", {})
+    for mode, way in (("training", "matmul/grouped"), ("inference", "windows")):
+        breakdown.main(["kw1x_small_resnet", "--mode", mode, "--batch", "2", "--rounds", "1"])
+        rows = [line for line in capsys.readouterr().out.splitlines() if "conv" in line and "x" in line]
+        assert len(rows) == 8
+        assert all(f" {way} " in row for row in rows)
 
 
 def fake_measure(point: scaling.Point, chosen: Any) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import kernelwarehouse as kw
 from compiled_kernels import CAN_BE, pretend
-from kernelwarehouse.assemble import force
+from kernelwarehouse.assemble import force, route_table, routing
+from kernelwarehouse.assemble.measure import Times
+from kernelwarehouse.assemble.question import Question
+from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.costs import explain
 from kernelwarehouse.inference import prepare_inference
@@ -67,12 +70,50 @@ def test_mixing_through_the_hidden_vector_is_seen_and_counted(capsys: pytest.Cap
     assert cost.mixing == (40 + shape.cells) * (shape.hidden + 1) * 9 * 16 * 16
 
 
-def test_model_is_left_as_it_was() -> None:
+def test_training_is_explained_by_its_own_ways(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And on request only."""
+
+    def measured(candidates: list[Strategy], x: Tensor, cells: Tensor, question: Question) -> Times:
+        fast = "matmul" if question.training else "grouped"
+        forward = {strategy.name: 0.1 if strategy.name == fast else 1.0 for strategy in candidates}
+        backward = {strategy.name: 0.1 if strategy.name == "grouped" else 1.0 for strategy in candidates}
+        return Times(forward, backward if question.training else {})
+
+    model, example = _model(), torch.randn(2, 3, 8, 8)
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv(route_table.VARIABLE, raising=False)
+    monkeypatch.setattr(route_table, "machine_file", lambda device: None)
+    monkeypatch.setattr(routing, "measure", measured)
+    monkeypatch.setattr(routing, "_answers", {})
+    route_table.forget()
+    usual = explain(model, example)[0]
+    assert (usual.strategy, usual.backward) == ("grouped", None)
+    assert "backward" not in capsys.readouterr().out
+    with torch.no_grad():  # which is the caller's business
+        trained = explain(model, example, training=True)[0]
+    assert (trained.strategy, trained.backward) == ("matmul", "grouped")
+    assert (trained.mixing, trained.product) == (usual.mixing, usual.product)
+    assert "in backward" in capsys.readouterr().out
+    model(example).sum().backward()
+    assert (model[1].route.forward, model[1].route.backward) == ("matmul", "grouped")
+    route_table.forget()
+
+
+def test_what_autograd_differentiates_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(_model(), torch.randn(0, 3, 8, 8), training=True)[0].backward is None
+    assert "by autograd" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_model_is_left_as_it_was(training: bool) -> None:
     model = _model().train()
     model[3].eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
-    explain(model, torch.randn(2, 3, 8, 8))
+    explain(model, torch.randn(2, 3, 8, 8), training)
+    assert all(parameter.grad is None for parameter in model.parameters())
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())

@@ -17,33 +17,40 @@ from kernelwarehouse.layers import Linear, WarehouseLayer
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer on one input: its strategy and the multiply-adds of the whole batch."""
+    """One layer on one input: its strategy, and the multiply-adds of forward for the whole batch.
+
+    `backward` is the strategy of backward, where training was asked for.
+    """
 
     layer: str
     strategy: str
     reason: str
     mixing: int
     product: int
+    backward: str | None = None
 
 
-def explain(model: nn.Module, example: Tensor) -> tuple[LayerCost, ...]:
+def explain(model: nn.Module, example: Tensor, training: bool = False) -> tuple[LayerCost, ...]:
     """Print, and return, how each layer of the model is evaluated on an input like `example`.
 
-    The model runs once, without gradients and in eval mode; its modes and statistics are left as they were.
+    The model runs once, without gradients and in eval mode; its modes and statistics are left as they were. Training
+    may take other ways: with `training`, gradients are recorded (still in eval mode, and none is computed), and the
+    ways of backward have a column.
 
     Arguments:
         model: a model with converted layers.
         example: an input, of the size and batch that you are interested in.
+        training: show the ways of training. Its activations need memory meanwhile.
 
     Raises:
         KernelWarehouseError: for a model without converted layers.
     """
-    costs = layer_costs(model, example)
-    console().print(_table(costs))
+    costs = layer_costs(model, example, training)
+    console().print(_table(costs, training))
     return costs
 
 
-def layer_costs(model: nn.Module, example: Tensor) -> tuple[LayerCost, ...]:
+def layer_costs(model: nn.Module, example: Tensor, training: bool = False) -> tuple[LayerCost, ...]:
     """What `explain` prints."""
     layers = {layer: name for name, layer in model.named_modules() if isinstance(layer, WarehouseLayer)}
     if not layers:
@@ -54,7 +61,7 @@ def layer_costs(model: nn.Module, example: Tensor) -> tuple[LayerCost, ...]:
         if isinstance(layer, WarehouseLayer):
             found.append(_cost(layers[layer], layer, arguments[0], output))
 
-    with ExitStack() as undo, torch.no_grad(), _evaluating(model):
+    with ExitStack() as undo, torch.set_grad_enabled(training), _evaluating(model):
         for layer in layers:
             undo.callback(layer.register_forward_hook(record).remove)
         model(example)
@@ -73,7 +80,7 @@ def _cost(name: str, layer: WarehouseLayer, x: Tensor, output: Tensor) -> LayerC
         )
     mixed = {"basis": batch * units, "hidden": (batch + cells) * units}.get(way.forward, batch * cells)
     positions = output.numel() // geometry.out_channels
-    return LayerCost(name, way.forward, way.reason, mixed * kernel, positions * kernel)
+    return LayerCost(name, way.forward, way.reason, mixed * kernel, positions * kernel, way.backward)
 
 
 @contextmanager
@@ -89,13 +96,16 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _table(costs: tuple[LayerCost, ...]) -> Table:
-    table = Table("layer", "strategy", "why", title="how layers are evaluated", title_justify="left")
+def _table(costs: tuple[LayerCost, ...], training: bool) -> Table:
+    ways = ("strategy", "in backward") if training else ("strategy",)
+    title = "how layers are evaluated in training" if training else "how layers are evaluated"
+    table = Table("layer", *ways, "why", title=title, title_justify="left")
     table.add_column("mixing (MMAC)", justify="right")
     table.add_column("product (MMAC)", justify="right")
     for cost in costs:
-        table.add_row(cost.layer, cost.strategy, cost.reason, f"{cost.mixing / 1e6:,.1f}", f"{cost.product / 1e6:,.1f}")
+        taken = (cost.strategy, cost.backward or "by autograd") if training else (cost.strategy,)
+        table.add_row(cost.layer, *taken, cost.reason, f"{cost.mixing / 1e6:,.1f}", f"{cost.product / 1e6:,.1f}")
     table.add_section()
     mixing, product = sum(cost.mixing for cost in costs), sum(cost.product for cost in costs)
-    table.add_row("all", "", "", f"{mixing / 1e6:,.1f}", f"{product / 1e6:,.1f}")
+    table.add_row("all", *("" for _ in ways), "", f"{mixing / 1e6:,.1f}", f"{product / 1e6:,.1f}")
     return table
