@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import kernelwarehouse as kw
 from kernelwarehouse.attention import Attention, AttentionShape
 from kernelwarehouse.errors import ConfigError
 from kernelwarehouse.layers import WarehouseLayer
-from kernelwarehouse.step_sizes import START_FACTOR, logit_parameters, logits_factor
+from kernelwarehouse.step_sizes import START_FACTOR, STEADY, logit_parameters, logits_factor
 
 
 def network(**settings: Any) -> nn.Module:
@@ -27,8 +28,8 @@ def layers(model: nn.Module) -> list[WarehouseLayer]:
     return [module for module in model.modules() if isinstance(module, WarehouseLayer)]
 
 
-def kernels_after_a_step(layer: WarehouseLayer, hidden: Tensor, wanted: Tensor, part: str) -> Tensor:
-    """How far the kernels of all samples move in the wanted direction when either part takes a step of a small rate.
+def movement(layer: WarehouseLayer, hidden: Tensor, wanted: Tensor, part: str, adaptive: bool = False) -> Tensor:
+    """How the kernels of all samples move when either part takes a step, in proportion to its rate, which is small.
 
     The gradient of each kernel is the wanted direction; parameters get the mean over the samples, as in training.
     """
@@ -41,22 +42,27 @@ def kernels_after_a_step(layer: WarehouseLayer, hidden: Tensor, wanted: Tensor, 
 
     before = kernels()
     gradients = torch.autograd.grad((before * wanted).sum() / len(hidden), moved)
+    if adaptive:  # the first step of Adam
+        gradients = tuple(gradient.sign() for gradient in gradients)
     with torch.no_grad():
         for parameter, gradient in zip(moved, gradients, strict=True):
             parameter += 1e-7 * gradient
         after = kernels()
         for parameter, gradient in zip(moved, gradients, strict=True):
             parameter -= 1e-7 * gradient
-    return ((after - before.detach()) * wanted).sum() / 1e-7
+    return (after - before.detach()) / 1e-7
 
 
 @pytest.mark.parametrize("begin", ["temperature", "logits"])
-@pytest.mark.parametrize(("budget", "most"), [("1/2", 3), (1, 2), (4, 2)])  # at 1/2, half start from nothing
+@pytest.mark.parametrize(
+    ("low_rank", "budget", "most"),
+    [(None, "1/2", 3), (None, 1, 2), (None, 4, 2), (0.5, "1/2", 4), (0.5, 1, 3), (0.5, 4, 2)],
+)  # at 1/2, half start from nothing
 def test_with_its_factor_a_step_of_the_logits_moves_kernels_as_far_as_one_of_the_cells(
-    begin: Any, budget: Any, most: int
+    begin: Any, low_rank: float | None, budget: Any, most: int
 ) -> None:
     """Kernels that lie in the span of the cells; one sample, so that nothing averages out."""
-    model = network(config=kw.WarehouseConfig(budget=budget, begin=begin)).double()
+    model = network(config=kw.WarehouseConfig(budget=budget, begin=begin, low_rank=low_rank)).double()
     kw.set_temperature(model, 0.0)
     generator = torch.Generator().manual_seed(1)
     for layer in layers(model):
@@ -67,8 +73,37 @@ def test_with_its_factor_a_step_of_the_logits_moves_kernels_as_far_as_one_of_the
             hidden = torch.randn(1, layer.attention.shape.hidden, generator=generator, dtype=torch.float64).relu()
             mixtures = layer.attention.shape.mixtures
             coefficients = torch.randn(1, mixtures, len(cells), generator=generator, dtype=torch.float64)
-            through[part] += float(kernels_after_a_step(layer, hidden, coefficients @ cells, part))
+            wanted = coefficients @ cells
+            through[part] += float((movement(layer, hidden, wanted, part) * wanted).sum())
         # Cells are taken for orthogonal, which many small ones are not.
+        assert 1 / most < factor * through["logits"] / through["cells"] < most, (factor, through)
+
+
+@pytest.mark.parametrize(
+    ("low_rank", "budget", "most"),
+    [(None, "1/2", 3), (None, 1, 1.5), (None, 4, 1.5), (0.5, "1/2", 3), (0.5, 1, 2.5), (0.5, 4, 1.5)],
+)
+def test_the_same_for_steps_that_do_not_grow_with_the_gradient(
+    low_rank: float | None, budget: Any, most: float
+) -> None:
+    """One step from a start at the logits; by the length of the way, as signs of gradients are no kernel's direction.
+
+    Moves along the kernel itself, which grows or shrinks by them, are left out: a norm follows.
+    """
+    config = kw.WarehouseConfig(budget=budget, begin="logits", low_rank=low_rank)
+    generator = torch.Generator().manual_seed(1)
+    for layer in layers(network(config=config).double()):
+        factor = STEADY * logits_factor(layer.attention, layer.warehouse.cells, adaptive=True)
+        through = {"cells": 0.0, "logits": 0.0}
+        for _, part in itertools.product(range(40), through):
+            hidden = torch.randn(1, layer.attention.shape.hidden, generator=generator, dtype=torch.float64).relu()
+            sizes = layer.attention.shape.mixtures, layer.warehouse.cells[0].numel()
+            wanted = torch.randn(1, *sizes, generator=generator, dtype=torch.float64)
+            moved = movement(layer, hidden, wanted, part, adaptive=True)
+            weights = layer.attention.weights(layer.attention.logits(hidden))
+            along = F.normalize(torch.einsum("bmn,nd->bmd", weights, layer.warehouse.cells.flatten(1)), dim=-1)
+            across = moved - (moved * along).sum(-1, keepdim=True) * along
+            through[part] += float(across.norm(dim=-1).mean().detach())
         assert 1 / most < factor * through["logits"] / through["cells"] < most, (factor, through)
 
 
@@ -129,6 +164,16 @@ def test_at_the_logits_only_what_makes_them_has_a_smaller_rate() -> None:
             for name in logit_parameters(layer.attention):
                 assert found.pop(f"{path}.attention.{name}") == (pytest.approx(0.1 * factor), 0.0)
     assert {rate for rate, _ in found.values()} == {0.1}
+
+
+@pytest.mark.parametrize("begin", ["temperature", "logits"])
+def test_groups_for_adaptive_optimisers_differ_in_their_factors_alone(begin: Any) -> None:
+    model = network(config=kw.WarehouseConfig(begin=begin))
+    growing, adaptive = (kw.parameter_groups(model, 0.1, 0.01, adaptive=each) for each in (False, True))
+    assert [group["params"] for group in growing] == [group["params"] for group in adaptive]
+    for first, second in zip(growing, adaptive, strict=True):
+        assert (first["lr"] != second["lr"]) == (first["lr"] < 0.1)
+        assert 0 < second["lr"] <= max(0.1, first["lr"])
 
 
 def test_groups_of_a_network_on_its_way_take_the_state_of_those_at_its_start() -> None:
@@ -204,14 +249,16 @@ def test_frozen_parameters_are_left_out() -> None:
 def test_every_attention_function_and_the_low_rank_form_have_a_factor(function: Any) -> None:
     for settings in ({"attention": function}, {"low_rank": 0.5}):
         for layer in layers(network(config=kw.WarehouseConfig(**settings))):
-            assert 0 < logits_factor(layer.attention, layer.warehouse.cells) <= 1
+            for adaptive in (False, True):
+                assert 0 < logits_factor(layer.attention, layer.warehouse.cells, adaptive) <= 1
 
 
 def test_mixtures_of_the_zero_cell_alone_can_still_be_learnt() -> None:
     shape = AttentionShape(in_channels=16, mixtures=4, cells=3, hidden=16, begin="logits")
     attention = Attention(shape, torch.zeros(4, 3, dtype=torch.bool))
     assert not attention(torch.randn(2, 16)).any()
-    assert 0 < logits_factor(attention, torch.randn(3, 8, 8)) <= 1
+    for adaptive in (False, True):
+        assert 0 < logits_factor(attention, torch.randn(3, 8, 8), adaptive) <= 1
 
 
 @pytest.mark.parametrize(

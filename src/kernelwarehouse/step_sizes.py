@@ -11,8 +11,14 @@ hidden vector. That is often a hundred times as much.
 - By the temperature, the attentions begin at random and differently for every image: a start that is to be left as soon
   as possible. Everything that makes kernels takes larger steps. How much larger is measured, not derived.
 
-A step of SGD shrinks a parameter by rate times decay. Where the rate is larger, the decay is smaller by the same
-factor, or larger steps would also forget sooner. Where the rate is smaller, decay stays: it is meant to change less.
+An optimiser such as Adam gives every number a step of about the rate, whatever its gradient. A step through the cells
+then moves a kernel of D numbers by r |a|_1 sqrt(D), and one through the logits by r |e| (|h|_1 + 1) |J s|, s being the
+signs of the logits' gradients and J = da/dz: the two are much nearer to each other, and the factor is another. But the
+gradient of a logit is a sum over a whole cell and keeps its sign from step to step, while those of a cell's numbers
+change theirs and their steps cancel. How much that is worth is measured, not derived.
+
+A step of SGD or AdamW shrinks a parameter by rate times decay. Where the rate is larger, the decay is smaller by the
+same factor, or larger steps would also forget sooner. Where it is smaller, decay stays: it is meant to change less.
 """
 
 import copy
@@ -35,19 +41,27 @@ SAMPLES = 16
 """Hidden vectors that a factor is averaged over."""
 START_FACTOR = 3.0
 """For cells and attentions that begin by the temperature; chosen on a small ResNet and CIFAR-10 (docs/training.md)."""
+STEADY = 10.0
+"""How many times farther steps of logits get in the end than steps of cells, where each is as large as the rate; chosen
+likewise."""
 
 
 def parameter_groups(
-    model: nn.Module, learning_rate: float, weight_decay: float = 0.0, *, no_decay: Iterable[str] = ()
+    model: nn.Module,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    *,
+    no_decay: Iterable[str] = (),
+    adaptive: bool = False,
 ) -> list[dict[str, Any]]:
     """Groups for an optimiser with which the recipe of the static network is right for the converted one.
 
     Parameters have the given rate, with two exceptions. In layers that begin at their logits, what makes these has a
     smaller one. Where layers begin by the temperature, and it is above 0, cells and attentions have a larger one. So
     call it when the network is about to be trained: after conversion or loading, and before the temperature is set to
-    0. To go on from a checkpoint, load the optimiser's state into the same groups: it has their rates. It is meant for
-    optimisers whose steps grow with the gradient, such as SGD with momentum. Processes that train together must begin
-    with the same weights, or make the groups after `DistributedDataParallel` has seen to that.
+    0. To go on from a checkpoint, load the optimiser's state into the same groups: it has their rates. Processes that
+    train together must begin with the same weights, or make the groups after `DistributedDataParallel` has seen to
+    that.
 
     Weight decay leaves out biases, norms, what `model.no_weight_decay()` names, and the layers that make logits: the
     paper's function uses only their proportions, which decay does not change. Where the rate is larger than the given
@@ -58,6 +72,8 @@ def parameter_groups(
         learning_rate: of the static network's recipe.
         weight_decay: likewise.
         no_decay: names of further parameters without decay.
+        adaptive: whether the optimiser's steps do not grow with the gradient, as Adam's and Lion's do not. By default
+            they do, as those of SGD with momentum.
 
     Returns:
         Groups with `params`, `lr` and `weight_decay`, for any optimiser of torch's or timm's. Schedules that multiply
@@ -92,7 +108,7 @@ def parameter_groups(
     return [
         {"params": members, "lr": float(learning_rate) * factor, "weight_decay": matched_decay(decay, factor)}
         for decay, group in ((float(weight_decay), decayed), (0.0, others))
-        for factor, members in divided(group, inner)
+        for factor, members in divided(group, inner, adaptive)
     ]
 
 
@@ -112,13 +128,15 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def divided(parameters: Iterable[nn.Parameter], model: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
+def divided(
+    parameters: Iterable[nn.Parameter], model: nn.Module, adaptive: bool = False
+) -> list[tuple[float, list[nn.Parameter]]]:
     """The parameters of a group, by what to multiply its rate by: first those that keep it, then those with factors.
 
     How they are divided depends on the layers alone, not on the factors: what goes on from a checkpoint finds the same
     groups.
     """
-    rated = factors(model)
+    rated = factors(model, adaptive)
     number = {id(parameter): place for place, (_, members) in enumerate(rated) for parameter in members}
     parts: list[list[nn.Parameter]] = [[] for _ in range(len(rated) + 1)]
     for parameter in parameters:
@@ -127,7 +145,7 @@ def divided(parameters: Iterable[nn.Parameter], model: nn.Module) -> list[tuple[
     return [(factor, part) for factor, part in zip(numbers, parts, strict=True) if part]
 
 
-def factors(model: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
+def factors(model: nn.Module, adaptive: bool = False) -> list[tuple[float, list[nn.Parameter]]]:
     """What to multiply the rates of which parameters by; others keep theirs."""
     layers = [module for module in model.modules() if isinstance(module, WarehouseLayer)]
     if any(parameter.is_meta for layer in layers for parameter in layer.parameters()):
@@ -145,7 +163,7 @@ def factors(model: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
         if attention.shape.begin == "logits":
             makers = dict(attention.named_parameters())
             members = [makers[name] for name in logit_parameters(attention)]
-            rated.append((logits_factor(attention, layer.warehouse.cells), members))
+            rated.append((logits_factor(attention, layer.warehouse.cells, adaptive), members))
     return rated
 
 
@@ -155,7 +173,7 @@ def logit_parameters(attention: Attention) -> list[str]:
 
 
 @torch.no_grad()
-def logits_factor(attention: Attention, cells: Tensor) -> float:
+def logits_factor(attention: Attention, cells: Tensor, adaptive: bool = False) -> float:
     """How much farther a step through the cells moves a kernel than one through the logits; at most 1.
 
     In the mean over hidden vectors as the branch's norm makes them of normal features, and over mixtures. Computed on
@@ -168,12 +186,17 @@ def logits_factor(attention: Attention, cells: Tensor) -> float:
     # |J v|^2 / n for random signs v is in the mean the squared slope of an attention by its logits.
     signs = torch.randint(0, 2, logits.shape, generator=_generator(), device="cpu").to(logits) * 2 - 1
     attentions, slopes = torch.func.jvp(function, (logits,), (signs,))[:2]
-    through_cells = attentions.square().sum(-1).mean()
-    if through_cells == 0:  # all mixtures are of the zero cell: as if each had one, or a rate of 0 would keep them so
-        through_cells = torch.ones_like(through_cells)
     size = cells.detach().to("cpu", torch.float64).flatten(1).square().sum(1).mean()
-    through_logits = size * (hidden.square().sum(1).mean() + 1) * slopes.square().mean()
-    return min(1.0, float(through_cells / through_logits)) if through_logits > 0 else 1.0
+    order = 1 if adaptive else 2
+    # Where all mixtures are of the zero cell: as if each had one, or a rate of 0 would keep them so.
+    weight = float(attentions.abs().pow(order).sum(-1).mean()) or 1.0
+    if adaptive:
+        through_cells = weight * math.sqrt(cells[0].numel())
+        through_logits = STEADY * size.sqrt() * (hidden.sum(1).mean() + 1) * slopes.square().sum(-1).sqrt().mean()
+    else:
+        through_cells = weight
+        through_logits = size * (hidden.square().sum(1).mean() + 1) * slopes.square().mean()
+    return min(1.0, through_cells / float(through_logits)) if through_logits > 0 else 1.0
 
 
 def _hidden_vectors(attention: Attention) -> Tensor:

@@ -144,23 +144,39 @@ def test_no_step_decays_more_than_the_recipe_says(begin: str) -> None:
         assert factor * decay == pytest.approx(min(factor, 1) * recipe.weight_decay)
 
 
-def test_factors_for_sgd_with_another_optimiser_are_told() -> None:
-    """And still used, since that is what was asked for."""
+@pytest.mark.parametrize("begin", ["temperature", "logits"])
+def test_factors_are_those_that_the_optimiser_needs(begin: str) -> None:
     torch.manual_seed(0)
-    model = timm.create_model("kw1x_resnet18", num_classes=4, **TINY_RESNET)
+    model = timm.create_model("kw1x_resnet18", num_classes=4, begin=begin, **TINY_RESNET)
     recipe = load_recipe("small")
-    factors = {group["lr_scale"] for group in make_optimizer(model, recipe).param_groups}
-    adamw = recipe.with_overrides({"optimizer": "adamw"})
-    with pytest.warns(kw.KernelWarehouseWarning, match=r"'adamw'.* meant for SGD.* set matched_steps=false") as caught:
-        optimizer = make_optimizer(model, adamw)
+
+    def factors(optimizer: str) -> set[float]:
+        made = make_optimizer(model, recipe.with_overrides({"optimizer": optimizer}))
+        return {group["lr_scale"] for group in made.param_groups}
+
+    def expected(adaptive: bool) -> set[float]:
+        return {group["lr"] for group in kw.parameter_groups(model, 1.0, adaptive=adaptive)}
+
+    for name in ("sgd", "nesterov", "momentum", "sgdw", "csgdw"):  # warnings are errors in tests
+        assert factors(name) == expected(adaptive=False)
+    for name in ("adam", "adamw", "nadamw", "lion", "adamwlegacy", "cadamw", "adoptw"):
+        assert factors(name) == expected(adaptive=True)
+
+
+def test_factors_that_an_optimiser_may_not_suit_are_told() -> None:
+    """And still used, since that is what was asked for."""
+    model = timm.create_model("kw1x_resnet18", num_classes=4, **TINY_RESNET)
+    recipe = load_recipe("small").with_overrides({"optimizer": "lamb"})
+    with pytest.warns(
+        kw.KernelWarehouseWarning, match=r"'lamb'.* factors for Adam.* set matched_steps=false"
+    ) as caught:
+        optimizer = make_optimizer(model, recipe)
     assert len(caught) == 1
-    assert {group["lr_scale"] for group in optimizer.param_groups} == factors
-    with pytest.warns(kw.KernelWarehouseWarning, match="'sgdc'"):
+    assert len({group["lr_scale"] for group in optimizer.param_groups}) > 1
+    with pytest.warns(kw.KernelWarehouseWarning, match="'sgdc'.* factors for SGD"):
         make_optimizer(model, recipe.with_overrides({"optimizer": "sgdc"}))
-    # Nothing to tell: these are errors in tests.
-    for name in ("sgd", "nesterov", "momentum", "sgdw"):
-        make_optimizer(model, recipe.with_overrides({"optimizer": name}))
-    make_optimizer(model, adamw.with_overrides({"matched_steps": False}))
-    make_optimizer(nn.Linear(2, 2), adamw)
+    # Nothing to tell.
+    make_optimizer(model, recipe.with_overrides({"matched_steps": False}))
+    make_optimizer(nn.Linear(2, 2), recipe)
     kw.set_temperature(model, 0.0)  # as with `tau_epochs = 0`: all factors are 1
-    make_optimizer(model, adamw)
+    make_optimizer(model, recipe)

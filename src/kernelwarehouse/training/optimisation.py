@@ -54,41 +54,43 @@ def decay_groups(model: nn.Module, recipe: EngineRecipe) -> list[dict[str, Any]]
     return groups
 
 
-def match_steps(groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
+def match_steps(groups: list[dict[str, Any]], model: nn.Module, optimizer: str) -> list[dict[str, Any]]:
     """The groups, divided by what their parameters' rates are to be multiplied by, with the decay that goes with it.
 
     timm's schedules multiply by `lr_scale`, and optimisers keep it in checkpoints: a run that goes on has its factors,
     which depend on the weights it started with.
     """
-    return [
+    grows, known = _steps_of(optimizer)
+    matched = [
         group | {"params": members, "lr_scale": factor, "weight_decay": matched_decay(group["weight_decay"], factor)}
         for group in groups
-        for factor, members in divided(group["params"], model)
+        for factor, members in divided(group["params"], model, adaptive=not grows)
     ]
-
-
-def _tell_unmeant(groups: list[dict[str, Any]], recipe: EngineRecipe) -> None:
-    """Warn where factors meet an optimiser that they are not derived for. A study may want just that, so go on.
-
-    timm's names that end in c decay by the square of the rate.
-    """
-    name = recipe.optimizer
-    grows = ("sgd" in name and not name.endswith("c")) or name.startswith(("nesterov", "momentum"))
-    if not grows and any(group["lr_scale"] != 1 for group in groups):
-        warnings.warn(
-            f"matched_steps is true and optimizer is {name!r}: the rates of cells and attentions are multiplied by "
-            "factors that are meant for SGD, whose steps grow with the gradient; for other optimisers set "
-            "matched_steps=false",
+    if not known and any(group["lr_scale"] != 1 for group in matched):
+        warnings.warn(  # and go on: a study may want just that
+            f"matched_steps is true and optimizer is {optimizer!r}: the rates of cells and attentions are multiplied "
+            f"by factors for {'SGD' if grows else 'Adam'}, which may not suit it; set matched_steps=false for one rate",
             KernelWarehouseWarning,
             stacklevel=3,
         )
+    return matched
+
+
+def _steps_of(optimizer: str) -> tuple[bool, bool]:
+    """Whether its steps grow with the gradient, and whether factors are meant for it, by timm's name.
+
+    Names that end in c decay by the square of the rate.
+    """
+    grows = "sgd" in optimizer or optimizer.startswith(("nesterov", "momentum"))
+    alike = ("adam", "adan", "adopt", "adabelief", "laprop", "lion")
+    adaptive = any(part in optimizer for part in alike) and "muon" not in optimizer
+    return grows, (grows or adaptive) and not optimizer.endswith("c")
 
 
 def make_optimizer(model: nn.Module, recipe: EngineRecipe) -> Optimizer:
     groups = decay_groups(model, recipe)
     if recipe.matched_steps:
-        groups = match_steps(groups, model)
-        _tell_unmeant(groups, recipe)
+        groups = match_steps(groups, model, recipe.optimizer)
     try:
         return create_optimizer_v2(
             groups, opt=recipe.optimizer, lr=recipe.learning_rate, weight_decay=0.0, momentum=recipe.momentum
