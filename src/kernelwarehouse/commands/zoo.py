@@ -9,13 +9,19 @@ from kernelwarehouse._terminal import console
 from kernelwarehouse.zoo import PEERS, PRESETS, PeerPreset, Preset, preset_plan
 from kernelwarehouse.zoo.ablations import ablation_table
 
+RECIPE_NOTE = (
+    "recipes: those of the tables in which the paper prints accuracies. The ..._published ones are the released "
+    "code's, which has no configuration of kw3d4x_convnext_tiny, of KW* and of the compared methods (below the line); "
+    "the paper says that the networks of a table were all trained alike."
+)
+
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "zoo",
         help="list the presets with their parameters and the paper's",
         description="List the networks of the paper and those of the methods it compares with: what they count here, "
-        "what the paper prints, and by which recipes of 'train' its accuracies were made.",
+        "what the paper prints, and the recipes of 'train' for the tables in which it prints accuracies.",
     )
     parser.add_argument("--ablations", action="store_true", help="the paper's ablations instead, with its accuracies")
     parser.set_defaults(run=run)
@@ -26,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         console().print(ablation_table())
         return 0
     table = Table(title="Presets (1000 classes)", title_justify="left")
-    for heading in ("preset", "backbone", "warehouses", "parameters", "paper", "recipes of the paper"):
+    for heading in ("preset", "backbone", "warehouses", "parameters", "paper", "recipes of its tables"):
         number = heading in ("warehouses", "parameters", "paper")
         table.add_column(heading, justify="right" if number else "left", no_wrap=True, overflow="fold")
     for preset in PRESETS.values():
@@ -37,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_row(*_row(peer, "-", peer.parameters))
     out = console()
     out.print(table)
+    out.print(RECIPE_NOTE, soft_wrap=True)
     listed: list[Preset | PeerPreset] = [*PRESETS.values(), *PEERS.values()]
     for noted in listed:
         if noted.note:

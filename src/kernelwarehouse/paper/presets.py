@@ -31,7 +31,11 @@ RECIPES = {
     "table:odconv_kernelwarehouse": "mobilenetv2_published",
     "table:classification_cnn_300epoch": "advanced_published",
 }
-"""By which recipe of `training` the networks of a table were trained; how DeiT was is not published."""
+"""By which recipe of `training` the networks of a table were trained; how DeiT was is not published.
+
+The `..._published` ones are those of the released code, which has configurations of static networks and of most
+with warehouses, none of ConvNeXt-Tiny at 3/4, KW* and compared methods. The paper says that all were trained alike.
+"""
 
 
 def preset_name(row: Result) -> str:
@@ -66,8 +70,8 @@ def published(preset: str) -> Published | None:
 
 
 def recipes(preset: str) -> list[str]:
-    """The recipes that made the paper's accuracies of a preset or static network. A network that the released code
-    builds in the place of the paper's (`..._published`) was trained as that one."""
+    """The recipes of the tables that have the paper's accuracies of a preset or static network. A network that the
+    released code builds in the place of the paper's (`..._published`) was trained as that one."""
     name = preset.removesuffix("_published")
     tables = [
         row.table for row in results() if row.setting is None and row.detector is None and preset_name(row) == name
