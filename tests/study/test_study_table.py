@@ -137,6 +137,19 @@ def test_the_command_writes_all_of_it(
     assert blue.sum() > 50  # the twin's marks
 
 
+def test_differences_to_another_method_than_the_baseline(
+    results: list[Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_study(tmp_path, THREE)
+    for result in results:
+        append_result(path.with_suffix(".jsonl"), result)
+    assert main(["study", "table", str(path), "--to", "twin"]) == 0
+    shown = capsys.readouterr().out
+    assert "to twin" in shown
+    assert "-2.50 ± 6.35" in shown
+    assert "+2.50" not in shown
+
+
 def test_the_command_finds_the_place_of_its_study(results: list[Result], tmp_path: Path) -> None:
     path = write_study(tmp_path, THREE)
     for result in results:
@@ -163,6 +176,10 @@ def test_the_command_finds_the_place_of_its_study(results: list[Result], tmp_pat
         ("study table {study} --results {empty} --plot {folder}/p.png", "no network of the study was tested yet"),
         ("study table {study} --results {empty} --plot {folder}/p.txt", "has no known format"),
         ("study table {study} --results {empty} --csv {missing}/t.csv", "cannot be written"),
+        (
+            "study table {study} --results {empty} --to twins",
+            "baseline (='twins') must be one of the methods, static, twin",
+        ),
         ("study run {study} --data {missing} --output {folder}", "is not there: expected 'embedded', an .npz"),
         ("study run {study} --data embedded --output {folder}", "kept (=16) must be a multiple of the 10 classes"),
         ("study run {study} --data embedded --output {empty}", "cannot be made a folder for the study"),

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from kernelwarehouse._extras import require
@@ -67,6 +68,9 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
         help="also write the tables as Markdown; in a page with <!-- study --> and <!-- /study -->, or with "
         "<!-- study: NAME --> and <!-- /study: NAME --> and the name of the study's file, between these",
     )
+    parser.add_argument(
+        "--to", type=text, metavar="METHOD", help="show differences to this method (default: the study's baseline)"
+    )
     parser.add_argument("--csv", type=path, metavar="FILE", help="also write all figures, unrounded")
     parser.add_argument("--plot", type=path, metavar="FILE", help="also draw seeds, means and intervals")
     parser.set_defaults(run=run_table)
@@ -88,6 +92,8 @@ def run_runs(arguments: argparse.Namespace) -> int:
 
 def run_table(arguments: argparse.Namespace) -> int:
     study = load_study(arguments.study)
+    if arguments.to is not None:
+        study = replace(study, baseline=arguments.to)
     for file in (arguments.markdown, arguments.csv):
         if file is not None:
             check_writable(file)
