@@ -9,8 +9,10 @@ from statistics import fmean
 
 import pytest
 
+import kernelwarehouse as kw
 from kernelwarehouse import demo
 from kernelwarehouse.data import ArrayImages, DataSet, open_dataset
+from kernelwarehouse.layers import WarehouseLayer
 from kernelwarehouse.training.run import RunOptions
 from kernelwarehouse.training.run_folder import RunFolder
 
@@ -51,7 +53,13 @@ def test_it_upgrades_what_it_trained_and_tells_what_came_of_it(
     differences = re.findall(r"they\s+differ\s+by\s+([\d.e+-]+\d)", told)
     assert len(differences) == 2
     assert all(float(difference) < ROUNDING for difference in differences)
-    assert (tmp_path / "report.html").stat().st_size > 10_000
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    upgraded = kw.load(tmp_path / "seed0" / "upgraded" / "last")
+    converted = [name for name, module in upgraded.named_modules() if isinstance(module, WarehouseLayer)]
+    assert re.findall(r"Attention maps of ([\w-]+)", page) == ["upgraded"]
+    shown = re.findall(r'src="data:image/png;base64,[^"]{100,}"[^>]* alt="attention map of ([^"]+)"', page)
+    assert sorted(shown) == sorted(converted) != []
+    assert "Sample predictions of static-goes-on" in page
 
     # The same again finds everything done, and so has the same figures.
     seeds = [demo.run_seed(seed, small, tmp_path / f"seed{seed}") for seed in range(2)]
