@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import timm
 import torch
+from matplotlib.image import imread
 
 from kernelwarehouse import paper
+from kernelwarehouse.cli import main
 from kernelwarehouse.study.jobs import by_key
 from kernelwarehouse.study.results import read_results
 from kernelwarehouse.study.spec import load_study
@@ -77,3 +79,12 @@ def test_the_page_shows_the_results_there_are(study: str, page: str) -> None:
     found = by_key(read_results(results)) if results.exists() else {}
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     assert placed(text, as_markdown(load_study(path), make_rows(load_study(path), found)), study) == text
+
+
+@pytest.mark.parametrize(("study", "picture"), [("cifar10", "study.png"), ("rates", "images/rates.png")])
+def test_the_picture_shows_the_results_there_are(study: str, picture: str, tmp_path: Path) -> None:
+    """`kernelwarehouse study table studies/cifar10.toml --plot docs/study.png` draws it."""
+    assert main(["study", "table", str(PATH.with_stem(study)), "--plot", str(tmp_path / "drawn.png")]) == 0
+    drawn, kept = imread(tmp_path / "drawn.png"), imread(ROOT / "docs" / picture)
+    assert drawn.shape == kept.shape
+    assert abs(drawn - kept).mean() < 2e-4  # other processors may round a shade differently
