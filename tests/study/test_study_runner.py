@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -266,3 +267,18 @@ def test_seconds_are_those_of_the_steps_whatever_pauses_there_were() -> None:
         {"kind": "step", "step": 30, "images_per_second": 50.0},
     ]
     assert training_seconds(lines, 16) == pytest.approx(20 * 16 / 100 + 10 * 16 / 50)
+
+
+def test_runs_let_everything_else_go_first() -> None:
+    """Also where Linux shares the processor among sessions, and only then among a session's processes."""
+    code = (
+        "import os, pathlib; from kernelwarehouse.study.child import take_the_lowest_priority as take; take(); "
+        "group = pathlib.Path('/proc/self/autogroup'); "
+        "print(os.nice(0), group.read_text().split()[-1] if os.access(group, os.W_OK) else '')"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, start_new_session=True
+    )
+    nice, of_session = ran.stdout.rstrip("\n").split(" ")
+    assert nice == "19"
+    assert of_session in ("19", "")
