@@ -25,12 +25,13 @@ struct Backward {
   const Int* shifts;
   Int taps;
   bool dense;  // every row that a tap of an output position reads is one step of the padded grid: stride 1
+  bool wants_input;
   const float* cells;
   std::vector<Int> steps;   // from the row of an output position to what a segment reads
   std::vector<Int> origin;  // where the row of every output position starts, in the input and in its gradient
   std::vector<Int> grad_origin;
-  Int width, ins;  // output and input channels of a cell in a block
-  Int samples;     // samples at a time
+  Int width = 0, ins = 0;  // output and input channels of a cell in a block
+  Int samples = 0;         // samples at a time
 
   // Gradients of outputs lie in the grid of the padded input, after as many rows of zeros as the last tap reaches back.
   Int lead() const { return shifts[taps - 1]; }
@@ -193,104 +194,152 @@ inline void rows_to_sample(const float* rows, Int pitch, const Int* targets, Int
   }
 }
 
+// Some samples at a time: what the products above read, laid out as they want it, and what they find.
+class SamplesBackward {
+ public:
+  explicit SamplesBackward(const Backward& call)
+      : call_(call),
+        out_(call.layer.out_channels()),
+        x_size_(call.padded_places * call.x_pitch),
+        grad_size_(call.grad_places() * call.grad_pitch),
+        attention_pitch_(round_up(call.layer.n, kGrain)),
+        x_rows_(call.samples * x_size_, 0.0f),
+        grad_rows_(call.samples * grad_size_, 0.0f),
+        grad_columns_(call.samples * out_ * call.positions),
+        attention_columns_(call.samples * call.pair_rows() * call.layer.n),
+        kernels_(call.samples * call.pair_rows() * call.pitch()) {}
+
+  // x [in, places] and grad [out, positions] of `samples` samples, one after the other, and their attentions.
+  void lay_out(const float* x, const float* grad, const float* attention, Int samples) {
+    const Int n = call_.layer.n;
+    samples_ = samples;
+    attention_ = attention;
+    at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
+      Numbers turned;
+      for (Int b = begin; b < end; ++b) {
+        sample_to_rows(x + b * call_.in_channels * call_.inputs, false, call_.in_channels, call_.targets, call_.inputs,
+                       x_rows_.data() + b * x_size_, call_.x_pitch, turned);
+        sample_to_rows(grad + b * out_ * call_.positions, false, out_, call_.places, call_.positions, grad_of(b),
+                       call_.grad_pitch, turned);
+        pack_grad(b);
+      }
+    });
+    std::vector<Int> lines(rows());
+    for (Int row = 0; row < rows(); ++row) lines[row] = row * n;
+    pack_columns(attention, lines.data(), rows(), n, attention_columns_.data());
+    grad_attention_.assign(rows() * attention_pitch_, 0.0f);
+    if (call_.wants_input) grad_x_rows_.assign(samples * x_size_, 0.0f);
+  }
+
+  // All gradients that go through a block of the cells. That of the cells is added to what is there, if so told.
+  void go_through(const Block& block, bool add, float* grad_cells) {
+    if (call_.wants_input)
+      at::parallel_for(0, block.width, 1, [&](Int begin, Int end) {
+        mix_block(call_, attention_, rows(), block, begin, end, kernels_.data());
+      });
+    at::parallel_for(0, samples_, 1, [&](Int begin, Int end) {
+      for (Int pair = begin * call_.layer.out_groups; pair < end * call_.layer.out_groups; ++pair)
+        go_through_kernels(pair, block);
+    });
+    add_attention_gradient(call_, kernels_.data(), rows(), block, grad_attention_.data(), attention_pitch_);
+    find_cell_gradient(call_, attention_columns_.data(), kernels_.data(), rows(), block, add, grad_cells);
+  }
+
+  void write_attention_gradient(float* to) const {
+    const Int n = call_.layer.n;
+    for (Int row = 0; row < rows(); ++row)
+      std::copy_n(grad_attention_.data() + row * attention_pitch_, n, to + row * n);
+  }
+
+  void write_input_gradient(float* to) const {
+    at::parallel_for(0, samples_, 1, [&](Int begin, Int end) {
+      for (Int b = begin; b < end; ++b)
+        rows_to_sample(grad_x_rows_.data() + b * x_size_, call_.x_pitch, call_.targets, call_.inputs, call_.in_channels,
+                       to + b * call_.in_channels * call_.inputs);
+    });
+  }
+
+ private:
+  Int rows() const { return samples_ * call_.pair_rows(); }
+  float* grad_of(Int sample) { return grad_rows_.data() + sample * grad_size_ + call_.lead() * call_.grad_pitch; }
+
+  // The gradient of a sample's output once more, block by block as columns.
+  void pack_grad(Int sample) {
+    const Int cell_out = call_.layer.cell_out;
+    float* to = grad_columns_.data() + sample * out_ * call_.positions;
+    for (Int cell = 0; cell < out_; cell += cell_out)
+      for (Int first = cell; first < cell + cell_out; first += call_.width)
+        pack_columns(grad_of(sample) + first, call_.grad_origin.data(), call_.positions,
+                     std::min(call_.width, cell + cell_out - first), to + first * call_.positions);
+  }
+
+  // From the kernels of a pair to the gradient of its input, and from that of its output to the gradient of its
+  // kernels, which takes their place.
+  void go_through_kernels(Int pair, const Block& block) {
+    const Int groups = call_.layer.out_groups, sample = pair / groups;
+    const Int channel = pair % groups * call_.layer.cell_out + block.first;
+    float* own = kernels_.data() + pair * call_.layer.segments * call_.pitch();
+    if (call_.wants_input) {
+      const auto add_input_gradient = call_.dense ? gather_input_gradient : scatter_input_gradient;
+      add_input_gradient(call_, own, grad_of(sample) + channel, block, grad_x_rows_.data() + sample * x_size_);
+    }
+    find_kernel_gradient(call_, x_rows_.data() + sample * x_size_,
+                         grad_columns_.data() + (sample * out_ + channel) * call_.positions, block, own);
+  }
+
+  const Backward& call_;
+  const Int out_, x_size_, grad_size_, attention_pitch_;
+  Int samples_ = 0;
+  const float* attention_ = nullptr;
+  Numbers x_rows_, grad_rows_, grad_columns_, attention_columns_, kernels_;
+  Numbers grad_attention_, grad_x_rows_;
+};
+
 // grad [batch, out, positions] and x [batch, in, places], both contiguous; the rest as in forward_taps. The gradient
 // of the cells is added to `total` where that is given.
 inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, const Tensor& x, const Tensor& attention,
                                                         const Tensor& cells, const Tensor& targets, Int padded_places,
                                                         const Tensor& places, const Tensor& shifts, bool dense,
                                                         bool wants_input, const std::optional<Tensor>& total) {
-  const Int x_pitch = row_pitch(x.size(1));
-  Backward call{layer_of_cells(attention, cells),
-                x.size(1),
-                places.numel(),
-                padded_places,
-                x_pitch,
-                row_pitch(grad.size(1)),
-                targets.const_data_ptr<Int>(),
-                targets.numel(),
-                places.const_data_ptr<Int>(),
-                shifts.const_data_ptr<Int>(),
-                shifts.numel(),
-                dense,
-                cells.const_data_ptr<float>(),
-                segment_steps(shifts, x_pitch, layer_of_cells(attention, cells)),
-                {},
-                {},
-                0,
-                0,
-                0};
-  const Layer& layer = call.layer;
-  for (Int position = 0; position < call.positions; ++position) {
+  const Layer layer = layer_of_cells(attention, cells);
+  const Int x_pitch = row_pitch(x.size(1)), grad_pitch = row_pitch(grad.size(1)), positions = places.numel();
+  Backward call{.layer = layer,
+                .in_channels = x.size(1),
+                .positions = positions,
+                .padded_places = padded_places,
+                .x_pitch = x_pitch,
+                .grad_pitch = grad_pitch,
+                .targets = targets.const_data_ptr<Int>(),
+                .inputs = targets.numel(),
+                .places = places.const_data_ptr<Int>(),
+                .shifts = shifts.const_data_ptr<Int>(),
+                .taps = shifts.numel(),
+                .dense = dense,
+                .wants_input = wants_input,
+                .cells = cells.const_data_ptr<float>(),
+                .steps = segment_steps(shifts, x_pitch, layer)};
+  for (Int position = 0; position < positions; ++position) {
     call.origin.push_back(call.places[position] * x_pitch);
-    call.grad_origin.push_back(call.places[position] * call.grad_pitch);
+    call.grad_origin.push_back(call.places[position] * grad_pitch);
   }
   call.choose_blocks();
   Tensor grad_x = wants_input ? at::empty_like(x) : Tensor();
   Tensor grad_attention = at::empty_like(attention), grad_cells = total ? *total : at::empty_like(cells);
-  const Int x_size = padded_places * x_pitch, grad_size = call.grad_places() * call.grad_pitch;
-  const Int out = layer.out_channels(), columns_size = out * call.positions, n = layer.n, n_pitch = round_up(n, kGrain);
-  const float *x_data = x.const_data_ptr<float>(), *grad_data = grad.const_data_ptr<float>();
+  const Int x_size = x.size(1) * call.inputs, grad_size = grad.size(1) * positions;
+  const Int attention_size = call.pair_rows() * layer.n;
 
-  Numbers x_rows(call.samples * x_size, 0.0f), grad_rows(call.samples * grad_size, 0.0f), grad_x_rows;
-  Numbers grad_columns(call.samples * columns_size), grad_alpha, alpha_columns(call.samples * call.pair_rows() * n);
-  Numbers kernels(call.samples * call.pair_rows() * call.pitch());
+  SamplesBackward some(call);
   for (Int start = 0; start < layer.batch; start += call.samples) {
-    const Int samples = std::min(call.samples, layer.batch - start), rows = samples * call.pair_rows();
-    const float* alpha = attention.const_data_ptr<float>() + start * call.pair_rows() * n;
-    at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
-      Numbers turned;
-      for (Int b = begin; b < end; ++b) {
-        sample_to_rows(x_data + (start + b) * x.stride(0), false, call.in_channels, call.targets, call.inputs,
-                       x_rows.data() + b * x_size, x_pitch, turned);
-        float* own = grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch;
-        sample_to_rows(grad_data + (start + b) * columns_size, false, out, call.places, call.positions, own,
-                       call.grad_pitch, turned);
-        for (Int cell = 0; cell < out; cell += layer.cell_out)
-          for (Int first = cell; first < cell + layer.cell_out; first += call.width)
-            pack_columns(own + first, call.grad_origin.data(), call.positions,
-                         std::min(call.width, cell + layer.cell_out - first),
-                         grad_columns.data() + b * columns_size + first * call.positions);
-      }
-    });
-    std::vector<Int> alpha_rows(rows);
-    for (Int row = 0; row < rows; ++row) alpha_rows[row] = row * n;
-    pack_columns(alpha, alpha_rows.data(), rows, n, alpha_columns.data());
-    grad_alpha.assign(rows * n_pitch, 0.0f);
-    if (wants_input) grad_x_rows.assign(samples * x_size, 0.0f);
+    some.lay_out(x.const_data_ptr<float>() + start * x_size, grad.const_data_ptr<float>() + start * grad_size,
+                 attention.const_data_ptr<float>() + start * attention_size,
+                 std::min(call.samples, layer.batch - start));
     for (Int first = 0; first < layer.cell_out; first += call.width)
       for (Int in = 0; in < layer.cell_in; in += call.ins) {
-        const Block block{first, std::min(call.width, layer.cell_out - first), in,
-                          std::min(call.ins, layer.cell_in - in)};
-        if (wants_input)
-          at::parallel_for(0, block.width, 1, [&](Int begin, Int end) {
-            mix_block(call, alpha, rows, block, begin, end, kernels.data());
-          });
-        at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
-          for (Int pair = begin * layer.out_groups; pair < end * layer.out_groups; ++pair) {
-            const Int b = pair / layer.out_groups, channel = pair % layer.out_groups * layer.cell_out + first;
-            float* own = kernels.data() + pair * layer.segments * call.pitch();
-            if (wants_input) {
-              const auto add_input_gradient = call.dense ? gather_input_gradient : scatter_input_gradient;
-              add_input_gradient(call, own, grad_rows.data() + b * grad_size + call.lead() * call.grad_pitch + channel,
-                                 block, grad_x_rows.data() + b * x_size);
-            }
-            find_kernel_gradient(call, x_rows.data() + b * x_size,
-                                 grad_columns.data() + b * columns_size + channel * call.positions, block, own);
-          }
-        });
-        add_attention_gradient(call, kernels.data(), rows, block, grad_alpha.data(), n_pitch);
-        find_cell_gradient(call, alpha_columns.data(), kernels.data(), rows, block, total || start > 0,
-                           grad_cells.mutable_data_ptr<float>());
+        const Int width = std::min(call.width, layer.cell_out - first), ins = std::min(call.ins, layer.cell_in - in);
+        some.go_through({first, width, in, ins}, total || start > 0, grad_cells.mutable_data_ptr<float>());
       }
-    for (Int row = 0; row < rows; ++row)
-      std::copy_n(grad_alpha.data() + row * n_pitch, n,
-                  grad_attention.mutable_data_ptr<float>() + (start * call.pair_rows() + row) * n);
-    if (wants_input)
-      at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
-        for (Int b = begin; b < end; ++b)
-          rows_to_sample(grad_x_rows.data() + b * x_size, x_pitch, call.targets, call.inputs, call.in_channels,
-                         grad_x.mutable_data_ptr<float>() + (start + b) * x.stride(0));
-      });
+    some.write_attention_gradient(grad_attention.mutable_data_ptr<float>() + start * attention_size);
+    if (wants_input) some.write_input_gradient(grad_x.mutable_data_ptr<float>() + start * x_size);
   }
   // What was handed in is not handed back: an operator's results are new.
   return {grad_x, grad_attention, total ? Tensor() : grad_cells};
