@@ -9,6 +9,7 @@
 #include <optional>
 #include <tuple>
 
+#include "checks.h"
 #include "layer.h"
 
 namespace kernelwarehouse {
@@ -84,6 +85,23 @@ inline Tensor small_linear(const Tensor& x, const Tensor& weight, const std::opt
   return y;
 }
 
+// x [batch, channels, *space], fc1 [hidden, channels], the norm's vectors [hidden], fc2 [mixtures * (n + 1), hidden].
+inline void check_branch(const Tensor& x, const Tensor& fc1, const Tensor& norm_weight, const Tensor& norm_bias,
+                         const Tensor& mean, const Tensor& variance, const Tensor& fc2, const Tensor& fc2_bias,
+                         Int mixtures) {
+  TORCH_CHECK_VALUE(x.dim() >= 2 && x.numel() > 0 && fc1.dim() == 2 && fc2.dim() == 2 && x.size(1) == fc1.size(1) &&
+                        fc1.size(0) == fc2.size(1),
+                    "x of sizes ", x.sizes(), ", fc1 of sizes ", fc1.sizes(), " and fc2 of sizes ", fc2.sizes(),
+                    " do not follow each other");
+  check(norm_weight, "norm_weight", {fc1.size(0)});
+  check(norm_bias, "norm_bias", {fc1.size(0)});
+  check(mean, "mean", {fc1.size(0)});
+  check(variance, "variance", {fc1.size(0)});
+  check(fc2_bias, "fc2_bias", {fc2.size(0)});
+  TORCH_CHECK_VALUE(mixtures > 0 && fc2.size(0) % mixtures == 0, "fc2 makes ", fc2.size(0), " logits for ", mixtures,
+                    " mixtures");
+}
+
 // The hidden vector [batch, hidden] of inputs [batch, channels, *space].
 inline Tensor attention_hidden(const Tensor& x, const Tensor& fc1, const Tensor& norm_weight, const Tensor& norm_bias,
                                const Tensor& mean, const Tensor& variance, double epsilon) {
@@ -130,6 +148,8 @@ inline Tensor attention(const Tensor& x, const Tensor& fc1, const Tensor& norm_w
                         const Tensor& mean, const Tensor& variance, double norm_epsilon, const Tensor& fc2,
                         const Tensor& fc2_bias, Int mixtures, const std::optional<Tensor>& beta, double tau,
                         double epsilon) {
+  check_branch(x, fc1, norm_weight, norm_bias, mean, variance, fc2, fc2_bias, mixtures);
+  if (beta) check(*beta, "beta", {mixtures, fc2.size(0) / mixtures - 1}, at::kBool);
   const Tensor hidden = attention_hidden(x, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
   const Tensor logits = small_linear(hidden, fc2, fc2_bias);
   return attention_weights(logits.view({logits.size(0), mixtures, -1}), beta, tau, epsilon);
@@ -141,6 +161,7 @@ inline std::tuple<Tensor, Tensor> attention_coefficients(const Tensor& x, const 
                                                          const Tensor& norm_bias, const Tensor& mean,
                                                          const Tensor& variance, double norm_epsilon, const Tensor& fc2,
                                                          const Tensor& fc2_bias, Int mixtures, double epsilon) {
+  check_branch(x, fc1, norm_weight, norm_bias, mean, variance, fc2, fc2_bias, mixtures);
   const Tensor hidden = attention_hidden(x, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
   const Tensor logits = small_linear(hidden, fc2, fc2_bias);
   const Int batch = hidden.size(0), width = hidden.size(1), cells = logits.size(1) / mixtures;

@@ -11,6 +11,7 @@
 #include <optional>
 #include <tuple>
 
+#include "checks.h"
 #include "layer.h"
 
 namespace kernelwarehouse {
@@ -301,7 +302,12 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_taps(const Tensor& grad, cons
                                                         const Tensor& cells, const Tensor& targets, Int padded_places,
                                                         const Tensor& places, const Tensor& shifts, bool dense,
                                                         bool wants_input, const std::optional<Tensor>& total) {
+  check_mixing(attention, cells);
   const Layer layer = layer_of_cells(attention, cells);
+  check_tables(layer, targets, padded_places, places, shifts);
+  check_images(x, "x", layer.batch, layer.segments / shifts.numel() * layer.cell_in, targets.numel());
+  check_images(grad, "grad", layer.batch, layer.out_channels(), places.numel());
+  if (total) check(*total, "total", cells.sizes());
   const Int x_pitch = row_pitch(x.size(1)), grad_pitch = row_pitch(grad.size(1)), positions = places.numel();
   Backward call{.layer = layer,
                 .in_channels = x.size(1),

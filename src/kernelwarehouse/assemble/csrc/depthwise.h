@@ -6,6 +6,7 @@
 // neighbours.
 #pragma once
 
+#include "checks.h"
 #include "layer.h"
 
 namespace kernelwarehouse {
@@ -93,8 +94,16 @@ constexpr int kTaps = 9;  // 3x3 kernels only: their weights and sums stay in re
 
 inline Plane plane_of(const Tensor& x, at::IntArrayRef out_size, at::IntArrayRef padding, at::IntArrayRef dilation,
                       at::IntArrayRef stride) {
+  for (const Int axis : {0, 1})
+    TORCH_CHECK_VALUE(out_size[axis] > 0 && padding[axis] >= 0 && dilation[axis] > 0 && (stride[axis] + 1) / 2 == 1,
+                      "outputs of ", out_size, " with padding ", padding, ", dilation ", dilation, " and stride ",
+                      stride, "; at least 1, 0, 1, and a stride of 1 or 2 are wanted");
   return {x.size(2),  x.size(3),   out_size[0], out_size[1], padding[0],
           padding[1], dilation[0], dilation[1], stride[0],   stride[1]};
+}
+
+inline void check_multiple(Int outputs, Int of) {
+  TORCH_CHECK_VALUE(of > 0 && outputs % of == 0, outputs, " output channels are no multiple of ", of);
 }
 
 // Calls body(channel of the batch's outputs, its input as padded buffer) for all channels, in parallel.
@@ -119,7 +128,12 @@ void for_padded_channels(const Plane& plane, const Tensor& x, Int out, const Bod
 // width].
 inline Tensor forward_depthwise(const Tensor& x, const Tensor& attention, const Tensor& cells, at::IntArrayRef out_size,
                                 at::IntArrayRef padding, at::IntArrayRef dilation, at::IntArrayRef stride) {
+  check(x, "x", {kAny, kAny, kAny, kAny});
+  check(cells, "cells", {kAny, kAny, 1});
+  check_channels("cells", cells.size(1));
+  check(attention, "attention", {x.size(0), kAny, kTaps, cells.size(0)});
   const Layer layer = layer_of_cells(attention, cells);
+  check_multiple(layer.out_channels(), x.size(1));
   const Plane plane = plane_of(x, out_size, padding, dilation, stride);
   const Int out = layer.out_channels(), cell = layer.cell_out;
   Tensor y = at::empty({layer.batch, out, plane.out_height, plane.out_width}, x.options());
@@ -140,6 +154,10 @@ inline Tensor forward_depthwise(const Tensor& x, const Tensor& attention, const 
 // The gradient of the assembled kernels, [batch, out_groups, taps, cell_out].
 inline Tensor depthwise_kernel_gradient(const Tensor& grad, const Tensor& x, Int cell, at::IntArrayRef padding,
                                         at::IntArrayRef dilation, at::IntArrayRef stride) {
+  check(x, "x", {kAny, kAny, kAny, kAny});
+  check(grad, "grad", {x.size(0), kAny, kAny, kAny});
+  check_multiple(grad.size(1), x.size(1));
+  check_multiple(grad.size(1), cell);
   const Plane plane = plane_of(x, grad.sizes().slice(2), padding, dilation, stride);
   const Int out = grad.size(1), positions = plane.out_height * plane.out_width;
   Tensor sums = at::empty({x.size(0), out / cell, kTaps, cell}, x.options());

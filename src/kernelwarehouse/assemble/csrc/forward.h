@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "checks.h"
 #include "layer.h"
 
 namespace kernelwarehouse {
@@ -102,7 +103,10 @@ template <class Mixer>
 Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets, Int padded_places,
                      const Tensor& places, const Tensor& shifts, bool channels_last) {
   const Layer& layer = whole.layer;
-  const Int channels = x.size(channels_last ? 2 : 1), positions = places.numel(), out = layer.out_channels();
+  check_tables(layer, targets, padded_places, places, shifts);
+  const Int channels = layer.segments / shifts.numel() * layer.cell_in, positions = places.numel();
+  check_images(x, "x", layer.batch, channels, targets.numel(), channels_last);
+  const Int out = layer.out_channels();
   const Int pitch = row_pitch(channels), sample_rows = padded_places * pitch;
   const auto steps = segment_steps(shifts, pitch, layer);
   Tensor y = channels_last ? at::empty({layer.batch, positions, out}, x.options())
@@ -190,7 +194,9 @@ inline void pack_positions(const float* x, Int channels, Int positions, float* p
 template <class Mixer>
 Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
   const Layer& layer = mixer.layer;
-  const Int channels = x.size(1), positions = c10::multiply_integers(x.sizes().slice(2));
+  const Int channels = layer.segments * layer.cell_in;
+  const Int positions = x.numel() / std::max<Int>(1, layer.batch * channels);
+  check_images(x, "x", layer.batch, channels, positions);
   const Int out = layer.out_channels(), sample_panels = channels * round_up(positions, kGrain);
   std::vector<Int> sizes = x.sizes().vec();
   sizes[1] = out;
@@ -236,12 +242,14 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
 
 inline Tensor forward_taps(const Tensor& x, const Tensor& attention, const Tensor& cells, const Tensor& targets,
                            Int padded_places, const Tensor& places, const Tensor& shifts, bool channels_last) {
+  check_mixing(attention, cells);
   const Layer layer = layer_of_cells(attention, cells);
   const CellMixer mixer{layer, attention.const_data_ptr<float>(), cells.const_data_ptr<float>()};
   return multiply_taps(mixer, x, targets, padded_places, places, shifts, channels_last);
 }
 
 inline Tensor forward_pointwise(const Tensor& x, const Tensor& attention, const Tensor& cells) {
+  check_mixing(attention, cells);
   const Layer layer = layer_of_cells(attention, cells);
   return multiply_pointwise(CellMixer{layer, attention.const_data_ptr<float>(), cells.const_data_ptr<float>()}, x);
 }
@@ -251,6 +259,7 @@ inline Tensor forward_pointwise(const Tensor& x, const Tensor& attention, const 
 template <class Multiply>
 inline Tensor with_basis(const Tensor& hidden, const Tensor& scale, const Tensor& basis,
                          const std::optional<Tensor>& steps, const Multiply& multiply) {
+  check_basis(hidden, scale, basis, steps);
   const Layer layer = layer_of_basis(hidden, basis);
   const float *units = hidden.const_data_ptr<float>(), *factors = scale.const_data_ptr<float>();
   if (steps)

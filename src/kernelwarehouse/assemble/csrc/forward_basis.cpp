@@ -3,11 +3,7 @@
 
 #include "forward.h"
 
-TORCH_LIBRARY_FRAGMENT(kernelwarehouse, library) {
-  library.def(
-      "forward_taps_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps, Tensor targets, "
-      "int padded_places, Tensor places, Tensor shifts, bool channels_last) -> Tensor",
-      &kernelwarehouse::forward_taps_basis);
-  library.def("forward_pointwise_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps) -> Tensor",
-              &kernelwarehouse::forward_pointwise_basis);
+TORCH_LIBRARY_IMPL(kernelwarehouse, CPU, library) {
+  library.impl("forward_taps_basis", &kernelwarehouse::forward_taps_basis);
+  library.impl("forward_pointwise_basis", &kernelwarehouse::forward_pointwise_basis);
 }

@@ -10,7 +10,8 @@
 // so that output position p reads, at tap t, the row places[p] + shifts[t], whatever stride, dilation and number of
 // axes the layer has.
 //
-// Operators are registered in several files, which compilers work on side by side.
+// Here is what operators there are; implementations for the CPU stand in several files, which compilers work on side by
+// side. One for another device would be registered likewise, under its own name.
 
 #include <torch/library.h>
 
@@ -30,24 +31,43 @@ std::tuple<bool, bool> mixes_across(std::optional<bool> very_few, std::optional<
 }  // namespace kernelwarehouse
 
 TORCH_LIBRARY(kernelwarehouse, library) {
+  // Of the machine.
   library.def("lanes() -> int", [] { return kernelwarehouse::kLanes; });  // numbers in a vector
   library.def("mixes_across(bool? very_few=None, bool? few=None) -> (bool, bool)", &kernelwarehouse::mixes_across);
+  // The attention branch: attention.h.
   library.def(
       "attention(Tensor x, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, Tensor variance, "
       "float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, Tensor? beta, float tau, float epsilon) -> "
-      "Tensor",
-      &kernelwarehouse::attention);
+      "Tensor");
   library.def(
       "attention_coefficients(Tensor x, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, "
       "Tensor variance, float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, float epsilon) -> (Tensor, "
-      "Tensor)",
-      &kernelwarehouse::attention_coefficients);
+      "Tensor)");
+  // Depth-wise layers: depthwise.h.
   library.def(
-      "forward_depthwise(Tensor x, Tensor attention, Tensor cells, int[] out_size, int[] padding, int[] dilation, "
-      "int[] stride) -> Tensor",
-      &kernelwarehouse::forward_depthwise);
+      "forward_depthwise(Tensor x, Tensor attention, Tensor cells, int[2] out_size, int[2] padding, int[2] dilation, "
+      "int[2] stride) -> Tensor");
   library.def(
-      "depthwise_kernel_gradient(Tensor grad, Tensor x, int cell, int[] padding, int[] dilation, int[] stride) -> "
-      "Tensor",
-      &kernelwarehouse::depthwise_kernel_gradient);
+      "depthwise_kernel_gradient(Tensor grad, Tensor x, int cell, int[2] padding, int[2] dilation, int[2] stride) -> "
+      "Tensor");
+  // Others, from cells and from bases that are kept: forward.h, backward.h.
+  library.def(
+      "forward_taps(Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, Tensor places, "
+      "Tensor shifts, bool channels_last) -> Tensor");
+  library.def("forward_pointwise(Tensor x, Tensor attention, Tensor cells) -> Tensor");
+  library.def(
+      "forward_taps_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps, Tensor targets, "
+      "int padded_places, Tensor places, Tensor shifts, bool channels_last) -> Tensor");
+  library.def("forward_pointwise_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps) -> Tensor");
+  library.def(
+      "backward_taps(Tensor grad, Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, "
+      "Tensor places, Tensor shifts, bool dense, bool wants_input, Tensor(a!)? total=None) -> (Tensor, Tensor, "
+      "Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(kernelwarehouse, CPU, library) {
+  library.impl("attention", &kernelwarehouse::attention);
+  library.impl("attention_coefficients", &kernelwarehouse::attention_coefficients);
+  library.impl("forward_depthwise", &kernelwarehouse::forward_depthwise);
+  library.impl("depthwise_kernel_gradient", &kernelwarehouse::depthwise_kernel_gradient);
 }

@@ -1,0 +1,187 @@
+"""Compiled operators refuse what they cannot take, by name, before they touch any memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiled_kernels import COMPILED
+
+pytestmark = pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels")
+
+BATCH, GROUPS, CELLS, CELL, HIDDEN = 2, 3, 5, 8, 4
+GRID = torch.arange(5 * 6).view(5, 6)  # 3 x 4 places, padded by one
+TABLES = {
+    "targets": GRID[1:-1, 1:-1].flatten(),
+    "padded_places": GRID.numel(),
+    "places": GRID[:-2, :-2].flatten(),
+    "shifts": GRID[:3, :3].flatten(),
+}
+BASIS = {
+    "hidden": torch.randn(BATCH, HIDDEN),
+    "scale": torch.randn(BATCH, GROUPS, 9),
+    "basis": torch.randn(GROUPS, 9, HIDDEN, CELL, CELL),
+    "steps": None,
+}
+COMPACT = {
+    "basis": torch.ones(GROUPS, 9, HIDDEN, CELL, CELL, dtype=torch.int16),
+    "steps": torch.ones(GROUPS, 9, HIDDEN),
+}
+X = {"x": torch.randn(BATCH, CELL, 3, 4)}
+CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "taps": (
+        "forward_taps",
+        X
+        | {"attention": torch.randn(BATCH, GROUPS, 9, CELLS), "cells": torch.randn(CELLS, CELL, CELL)}
+        | TABLES
+        | {"channels_last": False},
+    ),
+    "channels last": (
+        "forward_taps",
+        {"x": torch.randn(BATCH, 12, CELL)}
+        | {"attention": torch.randn(BATCH, GROUPS, 9, CELLS), "cells": torch.randn(CELLS, CELL, CELL)}
+        | TABLES
+        | {"channels_last": True},
+    ),
+    "pointwise": (
+        "forward_pointwise",
+        X | {"attention": torch.randn(BATCH, GROUPS, 1, CELLS), "cells": torch.randn(CELLS, CELL, CELL, 1, 1)},
+    ),
+    "basis": ("forward_taps_basis", X | BASIS | TABLES | {"channels_last": False}),
+    "compact basis": ("forward_taps_basis", X | BASIS | COMPACT | TABLES | {"channels_last": False}),
+    "pointwise basis": (
+        "forward_pointwise_basis",
+        X | BASIS | {"scale": torch.randn(BATCH, GROUPS, 1), "basis": torch.randn(GROUPS, 1, HIDDEN, CELL, CELL)},
+    ),
+    "backward": (
+        "backward_taps",
+        {"grad": torch.randn(BATCH, GROUPS * CELL, 12), "x": torch.randn(BATCH, CELL, 12)}
+        | {"attention": torch.randn(BATCH, GROUPS, 9, CELLS), "cells": torch.randn(CELLS, CELL, CELL)}
+        | TABLES
+        | {"dense": True, "wants_input": True, "total": torch.zeros(CELLS, CELL, CELL)},
+    ),
+    "depthwise": (
+        "forward_depthwise",
+        X
+        | {"attention": torch.randn(BATCH, 1, 9, CELLS), "cells": torch.randn(CELLS, CELL, 1)}
+        | {"out_size": (3, 4), "padding": (1, 1), "dilation": (1, 1), "stride": (1, 1)},
+    ),
+    "depthwise gradient": (
+        "depthwise_kernel_gradient",
+        {"grad": torch.randn(BATCH, CELL, 3, 4)}
+        | X
+        | {"cell": CELL, "padding": (1, 1), "dilation": (1, 1), "stride": (1, 1)},
+    ),
+    "attention": (
+        "attention",
+        X
+        | {"fc1": torch.randn(HIDDEN, CELL), "norm_weight": torch.ones(HIDDEN), "norm_bias": torch.zeros(HIDDEN)}
+        | {"mean": torch.zeros(HIDDEN), "variance": torch.ones(HIDDEN), "norm_epsilon": 1e-5}
+        | {"fc2": torch.randn(GROUPS * (CELLS + 1), HIDDEN), "fc2_bias": torch.zeros(GROUPS * (CELLS + 1))}
+        | {"mixtures": GROUPS, "beta": torch.zeros(GROUPS, CELLS, dtype=torch.bool), "tau": 0.5, "epsilon": 1e-3},
+    ),
+}
+TENSORS = [
+    (name, argument)
+    for name, (_, arguments) in CALLS.items()
+    for argument, value in arguments.items()
+    if isinstance(value, Tensor)
+]
+
+
+# Sizes that nothing else has to fit: of images where no table tells their places, of the output, and of the batch where
+# only weights are given beside it.
+FREE = {
+    *(
+        (name, "x", axis)
+        for name in ("pointwise", "pointwise basis", "depthwise", "depthwise gradient")
+        for axis in (2, 3)
+    ),
+    *((name, "attention", 1) for name in ("taps", "channels last", "pointwise", "depthwise")),
+    *((name, "places", 0) for name in ("taps", "channels last", "basis", "compact basis")),
+    *(("depthwise gradient", "grad", axis) for axis in (2, 3)),
+    *(("attention", "x", axis) for axis in (0, 2, 3)),
+}
+
+
+def call(name: str, **changed: Any) -> Any:
+    operator, arguments = CALLS[name]
+    return getattr(torch.ops.kernelwarehouse, operator)(**(arguments | changed))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_good_calls_are_taken(name: str) -> None:
+    """Otherwise the others could not tell what they are refused for."""
+    results = call(name)
+    for result in results if isinstance(results, tuple) else [results]:
+        assert result is None or result.isfinite().all()
+
+
+def longer(tensor: Tensor, axis: int) -> Tensor:
+    return torch.cat([tensor, tensor.narrow(axis, 0, 1)], axis)
+
+
+@pytest.mark.parametrize("name, argument", TENSORS)
+def test_other_sizes_are_refused(name: str, argument: str) -> None:
+    given = CALLS[name][1][argument]
+    fixed = [axis for axis in range(given.dim()) if (name, argument, axis) not in FREE]
+    others = [longer(given, axis) for axis in fixed] + ([given.flatten()[:-1]] if fixed else [])
+    for other in others:
+        with pytest.raises(ValueError):
+            call(name, **{argument: other})
+
+
+@pytest.mark.parametrize("name, argument", TENSORS)
+def test_other_types_and_orders_are_refused(name: str, argument: str) -> None:
+    given = CALLS[name][1][argument]
+    with pytest.raises(
+        (ValueError, RuntimeError), match=rf"{argument} is Double|expected scalar type|same dtype|dtype"
+    ):
+        call(name, **{argument: given.double()})
+    if (name, argument) in {("attention", "x"), ("attention", "fc1"), ("attention", "fc2")}:
+        return  # these go to torch's own functions where they lie otherwise
+    spread = torch.stack([given, given], -1)[..., 0]
+    assert not spread.is_contiguous()
+    with pytest.raises(ValueError, match=rf"{argument} is .*strides .*contiguous"):
+        call(name, **{argument: spread})
+
+
+@pytest.mark.parametrize("table", ["targets", "places", "shifts"])
+@pytest.mark.parametrize("change", [lambda rows: rows - 1 - rows.max(), lambda rows: rows + GRID.numel()])
+def test_rows_that_are_not_there_are_refused(table: str, change: Callable[[Tensor], Tensor]) -> None:
+    for name in ("taps", "channels last", "basis", "backward"):
+        with pytest.raises(ValueError, match=rf"{table} are none, or not rows from 0 to"):
+            call(name, **{table: change(CALLS[name][1][table])})
+
+
+def test_rows_beyond_the_last_that_a_kernel_reaches_from_are_refused() -> None:
+    places = TABLES["places"].clone()
+    places[-1] = GRID.numel() - int(TABLES["shifts"][-1])
+    with pytest.raises(ValueError, match="places are none, or not rows from 0 to 15"):
+        call("backward", places=places)
+    with pytest.raises(ValueError, match="shifts end with 0, which is not the largest"):
+        call("taps", shifts=TABLES["shifts"].flip(0))
+
+
+@pytest.mark.parametrize("name", ["taps", "pointwise"])
+def test_cells_that_do_not_fill_vectors_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cells are 12 channels wide; multiples of 8 are wanted"):
+        call(name, cells=torch.randn(CELLS, 12, CELL))
+
+
+@pytest.mark.parametrize(
+    "option, value", [("stride", (3, 1)), ("stride", (1, 0)), ("dilation", (0, 1)), ("padding", (1, -1))]
+)
+def test_depthwise_options_are_checked(option: str, value: tuple[int, int]) -> None:
+    for name in ("depthwise", "depthwise gradient"):
+        with pytest.raises(ValueError, match="a stride of 1 or 2 are wanted"):
+            call(name, **{option: value})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_of_other_devices_find_no_kernel(name: str) -> None:
+    elsewhere = {key: value.to("meta") for key, value in CALLS[name][1].items() if isinstance(value, Tensor)}
+    with pytest.raises(NotImplementedError, match="Meta"):
+        call(name, **elsewhere)
