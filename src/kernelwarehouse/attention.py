@@ -117,7 +117,7 @@ class Attention(HasTemperature):
         self.shape = shape
         self._first_cells = None if shape.begin == "temperature" else _seen_starts(shape, starts)
         here = self.temperature.device
-        self.register_buffer("beta", None if beta is None else beta.to(device=here, dtype=torch.bool))
+        self.register_buffer("beta", None if beta is None else beta.to(device=here, dtype=torch.bool).contiguous())
         batch_norm = shape.norm == "batch"
         self.fc1 = nn.Linear(shape.in_channels, shape.hidden, bias=not batch_norm, device=device, dtype=dtype)
         norm = nn.BatchNorm1d if batch_norm else nn.LayerNorm

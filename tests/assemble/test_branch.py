@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from compiled_kernels import COMPILED
 from kernelwarehouse.assemble import force
@@ -91,6 +92,28 @@ def test_steps_are_taken_where_one_call_does_not_apply() -> None:
     assert seen == [1]
     with torch.enable_grad():
         assert fused_attention(_attention(0.0), pooled) is None
+
+
+@torch.no_grad()
+def test_parts_that_are_not_as_they_were_made() -> None:
+    pooled, without_scale, without_bias = torch.randn(2, 12), _attention(0.0), _attention(0.0)
+    without_scale.norm = nn.BatchNorm1d(16, affine=False).eval()
+    without_bias.fc2.bias = None
+    for attention in (without_scale, without_bias):
+        torch.testing.assert_close(attend(attention, pooled), attention(pooled))
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.5])
+@torch.no_grad()
+def test_starts_may_lie_anywhere(tau: float) -> None:
+    starts, pooled = torch.eye(3, 21, dtype=torch.bool), torch.randn(2, 12)
+    weights = []
+    for given in (starts, starts.t().contiguous().t()):
+        torch.manual_seed(0)
+        attention = Attention(AttentionShape(12, mixtures=3, cells=21, hidden=16), given).eval()
+        attention.set_temperature(tau)
+        weights.append(attend(attention, pooled))
+    assert torch.equal(*weights)
 
 
 def test_layer_gives_the_same_with_and_without_gradients() -> None:

@@ -30,6 +30,17 @@ COMPACT = {
     "steps": torch.ones(GROUPS, 9, HIDDEN),
 }
 X = {"x": torch.randn(BATCH, CELL, 3, 4)}
+BRANCH = {
+    "fc1": torch.randn(HIDDEN, CELL),
+    "norm_weight": torch.ones(HIDDEN),
+    "norm_bias": torch.zeros(HIDDEN),
+    "mean": torch.zeros(HIDDEN),
+    "variance": torch.ones(HIDDEN),
+    "norm_epsilon": 1e-5,
+    "fc2": torch.randn(GROUPS * (CELLS + 1), HIDDEN),
+    "fc2_bias": torch.zeros(GROUPS * (CELLS + 1)),
+    "mixtures": GROUPS,
+}
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "taps": (
         "forward_taps",
@@ -76,12 +87,9 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "attention": (
         "attention",
-        X
-        | {"fc1": torch.randn(HIDDEN, CELL), "norm_weight": torch.ones(HIDDEN), "norm_bias": torch.zeros(HIDDEN)}
-        | {"mean": torch.zeros(HIDDEN), "variance": torch.ones(HIDDEN), "norm_epsilon": 1e-5}
-        | {"fc2": torch.randn(GROUPS * (CELLS + 1), HIDDEN), "fc2_bias": torch.zeros(GROUPS * (CELLS + 1))}
-        | {"mixtures": GROUPS, "beta": torch.zeros(GROUPS, CELLS, dtype=torch.bool), "tau": 0.5, "epsilon": 1e-3},
+        X | BRANCH | {"beta": torch.zeros(GROUPS, CELLS, dtype=torch.bool), "tau": 0.5, "epsilon": 1e-3},
     ),
+    "coefficients": ("attention_coefficients", X | BRANCH | {"epsilon": 1e-3}),
 }
 TENSORS = [
     (name, argument)
@@ -102,7 +110,7 @@ FREE = {
     *((name, "attention", 1) for name in ("taps", "channels last", "pointwise", "depthwise")),
     *((name, "places", 0) for name in ("taps", "channels last", "basis", "compact basis")),
     *(("depthwise gradient", "grad", axis) for axis in (2, 3)),
-    *(("attention", "x", axis) for axis in (0, 2, 3)),
+    *((name, "x", axis) for name in ("attention", "coefficients") for axis in (0, 2, 3)),
 }
 
 
@@ -120,31 +128,43 @@ def test_good_calls_are_taken(name: str) -> None:
 
 
 def longer(tensor: Tensor, axis: int) -> Tensor:
-    return torch.cat([tensor, tensor.narrow(axis, 0, 1)], axis)
+    return torch.cat([tensor, tensor.narrow(axis, tensor.shape[axis] - 1, 1)], axis)
 
 
 @pytest.mark.parametrize("name, argument", TENSORS)
 def test_other_sizes_are_refused(name: str, argument: str) -> None:
+    """Also where another argument is the one that is named, as it does not fit any more."""
     given = CALLS[name][1][argument]
     fixed = [axis for axis in range(given.dim()) if (name, argument, axis) not in FREE]
     others = [longer(given, axis) for axis in fixed] + ([given.flatten()[:-1]] if fixed else [])
     for other in others:
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r" wanted| do not follow|no multiple of|for \d+ (taps|mixtures)"):
             call(name, **{argument: other})
+
+
+@pytest.mark.parametrize("name, argument", TENSORS)
+def test_nothing_is_refused(name: str, argument: str) -> None:
+    """Loops divide by sizes."""
+    given = CALLS[name][1][argument]
+    for axis in range(given.dim()):
+        with pytest.raises(ValueError, match=r" wanted| do not follow| logits for "):
+            call(name, **{argument: given.narrow(axis, 0, 0).contiguous()})
 
 
 @pytest.mark.parametrize("name, argument", TENSORS)
 def test_other_types_and_orders_are_refused(name: str, argument: str) -> None:
     given = CALLS[name][1][argument]
-    with pytest.raises(
-        (ValueError, RuntimeError), match=rf"{argument} is Double|expected scalar type|same dtype|dtype"
-    ):
+    if argument in ("fc1", "fc2") or (argument == "x" and name in ("attention", "coefficients")):
+        with pytest.raises(
+            RuntimeError, match=r"expected scalar type Float|same dtype"
+        ):  # as torch's own functions say
+            call(name, **{argument: given.double()})
+        return  # and these take what lies otherwise
+    with pytest.raises(ValueError, match=f"^{argument} is Double of sizes"):
         call(name, **{argument: given.double()})
-    if (name, argument) in {("attention", "x"), ("attention", "fc1"), ("attention", "fc2")}:
-        return  # these go to torch's own functions where they lie otherwise
     spread = torch.stack([given, given], -1)[..., 0]
     assert not spread.is_contiguous()
-    with pytest.raises(ValueError, match=rf"{argument} is .*strides .*contiguous"):
+    with pytest.raises(ValueError, match=f"^{argument} is .* and strides .*contiguous"):
         call(name, **{argument: spread})
 
 
@@ -152,14 +172,14 @@ def test_other_types_and_orders_are_refused(name: str, argument: str) -> None:
 @pytest.mark.parametrize("change", [lambda rows: rows - 1 - rows.max(), lambda rows: rows + GRID.numel()])
 def test_rows_that_are_not_there_are_refused(table: str, change: Callable[[Tensor], Tensor]) -> None:
     for name in ("taps", "channels last", "basis", "backward"):
-        with pytest.raises(ValueError, match=rf"{table} are none, or not rows from 0 to"):
+        with pytest.raises(ValueError, match=f"{table} are not rows from 0 to"):
             call(name, **{table: change(CALLS[name][1][table])})
 
 
 def test_rows_beyond_the_last_that_a_kernel_reaches_from_are_refused() -> None:
     places = TABLES["places"].clone()
     places[-1] = GRID.numel() - int(TABLES["shifts"][-1])
-    with pytest.raises(ValueError, match="places are none, or not rows from 0 to 15"):
+    with pytest.raises(ValueError, match="places are not rows from 0 to 15"):
         call("backward", places=places)
     with pytest.raises(ValueError, match="shifts end with 0, which is not the largest"):
         call("taps", shifts=TABLES["shifts"].flip(0))
@@ -172,12 +192,27 @@ def test_cells_that_do_not_fill_vectors_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "option, value", [("stride", (3, 1)), ("stride", (1, 0)), ("dilation", (0, 1)), ("padding", (1, -1))]
+    "option, value",
+    [
+        ("stride", (3, 1)),
+        ("stride", (1, 0)),
+        ("dilation", (0, 1)),
+        ("padding", (1, -1)),
+        ("padding", (3, 1)),
+        ("stride", (1,)),
+        ("dilation", (1, 1, 1)),
+        ("dilation", (1 << 30, 1)),
+    ],
 )
 def test_depthwise_options_are_checked(option: str, value: tuple[int, int]) -> None:
     for name in ("depthwise", "depthwise gradient"):
-        with pytest.raises(ValueError, match="a stride of 1 or 2 are wanted"):
+        with pytest.raises(ValueError, match="two numbers each are wanted: strides of 1 or 2"):
             call(name, **{option: value})
+
+
+def test_rows_are_counted_without_an_overflow() -> None:
+    with pytest.raises(ValueError, match="padded_places are 576460752303423489"):
+        call("taps", padded_places=2**59 + 1)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -62,6 +62,8 @@ def _parameters(attention: Attention, x: Tensor) -> tuple[object, ...] | None:
     weight, mean = first.get("weight"), statistics.get("running_mean")  # replicas have their tensors elsewhere
     if norm.training or mean is None or weight is None or weight.dtype != torch.float32:
         return None
+    if scale.get("weight") is None or logits.get("bias") is None:  # not as they were made
+        return None
     if x.dim() < 2 or x.shape[1] != weight.shape[1] or x.numel() == 0:  # the steps say what is wrong
         return None
     if not load_native():

@@ -135,8 +135,14 @@ def take_the_lowest_priority() -> None:
     if hasattr(os, "nice"):
         os.nice(19)
     # Where Linux shares the processor among sessions, `nice` only orders the processes inside of one, and a run is one.
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text("19")
+    session = Path("/proc/self/autogroup")
+    if not session.exists() or os.getsid(0) != os.getpid():  # the session of a terminal is not ours to put back
+        return
+    for wait in (0.0, 0.15, 0.25, 0.35, 0.45):  # ten changes a second are all that it allows to all users together
+        time.sleep(wait)
+        with suppress(OSError):
+            session.write_text("19")
+            return
 
 
 def _end_with_parent(parent: int) -> None:

@@ -89,8 +89,10 @@ inline Tensor small_linear(const Tensor& x, const Tensor& weight, const std::opt
 inline void check_branch(const Tensor& x, const Tensor& fc1, const Tensor& norm_weight, const Tensor& norm_bias,
                          const Tensor& mean, const Tensor& variance, const Tensor& fc2, const Tensor& fc2_bias,
                          Int mixtures) {
-  TORCH_CHECK_VALUE(x.dim() >= 2 && x.numel() > 0 && fc1.dim() == 2 && fc2.dim() == 2 && x.size(1) == fc1.size(1) &&
-                        fc1.size(0) == fc2.size(1),
+  // The mean of no position is no number; a batch of no means is fine.
+  TORCH_CHECK_VALUE(x.dim() == 2 || (x.dim() > 2 && x.numel() > 0), "x has sizes ", x.sizes(),
+                    "; [batch, channels] or [batch, channels, *space] is wanted, with something to take a mean of");
+  TORCH_CHECK_VALUE(fc1.dim() == 2 && fc2.dim() == 2 && x.size(1) == fc1.size(1) && fc1.size(0) == fc2.size(1),
                     "x of sizes ", x.sizes(), ", fc1 of sizes ", fc1.sizes(), " and fc2 of sizes ", fc2.sizes(),
                     " do not follow each other");
   check(norm_weight, "norm_weight", {fc1.size(0)});
@@ -98,8 +100,8 @@ inline void check_branch(const Tensor& x, const Tensor& fc1, const Tensor& norm_
   check(mean, "mean", {fc1.size(0)});
   check(variance, "variance", {fc1.size(0)});
   check(fc2_bias, "fc2_bias", {fc2.size(0)});
-  TORCH_CHECK_VALUE(mixtures > 0 && fc2.size(0) % mixtures == 0, "fc2 makes ", fc2.size(0), " logits for ", mixtures,
-                    " mixtures");
+  TORCH_CHECK_VALUE(mixtures > 0 && fc2.size(0) > 0 && fc2.size(0) % mixtures == 0, "fc2 makes ", fc2.size(0),
+                    " logits for ", mixtures, " mixtures");
 }
 
 // The hidden vector [batch, hidden] of inputs [batch, channels, *space].
@@ -152,7 +154,7 @@ inline Tensor attention(const Tensor& x, const Tensor& fc1, const Tensor& norm_w
   if (beta) check(*beta, "beta", {mixtures, fc2.size(0) / mixtures - 1}, at::kBool);
   const Tensor hidden = attention_hidden(x, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
   const Tensor logits = small_linear(hidden, fc2, fc2_bias);
-  return attention_weights(logits.view({logits.size(0), mixtures, -1}), beta, tau, epsilon);
+  return attention_weights(logits.view({logits.size(0), mixtures, logits.size(1) / mixtures}), beta, tau, epsilon);
 }
 
 // For mixing through the hidden vector: (the hidden vector and a 1 [batch, hidden + 1], 1 / normaliser [batch,

@@ -201,11 +201,11 @@ class SamplesBackward {
   explicit SamplesBackward(const Backward& call)
       : call_(call),
         out_(call.layer.out_channels()),
-        x_size_(call.padded_places * call.x_pitch),
-        grad_size_(call.grad_places() * call.grad_pitch),
+        x_rows_size_(call.padded_places * call.x_pitch),
+        grad_rows_size_(call.grad_places() * call.grad_pitch),
         attention_pitch_(round_up(call.layer.n, kGrain)),
-        x_rows_(call.samples * x_size_, 0.0f),
-        grad_rows_(call.samples * grad_size_, 0.0f),
+        x_rows_(call.samples * x_rows_size_, 0.0f),
+        grad_rows_(call.samples * grad_rows_size_, 0.0f),
         grad_columns_(call.samples * out_ * call.positions),
         attention_columns_(call.samples * call.pair_rows() * call.layer.n),
         kernels_(call.samples * call.pair_rows() * call.pitch()) {}
@@ -219,7 +219,7 @@ class SamplesBackward {
       Numbers turned;
       for (Int b = begin; b < end; ++b) {
         sample_to_rows(x + b * call_.in_channels * call_.inputs, false, call_.in_channels, call_.targets, call_.inputs,
-                       x_rows_.data() + b * x_size_, call_.x_pitch, turned);
+                       x_rows_.data() + b * x_rows_size_, call_.x_pitch, turned);
         sample_to_rows(grad + b * out_ * call_.positions, false, out_, call_.places, call_.positions, grad_of(b),
                        call_.grad_pitch, turned);
         pack_grad(b);
@@ -229,7 +229,7 @@ class SamplesBackward {
     for (Int row = 0; row < rows(); ++row) lines[row] = row * n;
     pack_columns(attention, lines.data(), rows(), n, attention_columns_.data());
     grad_attention_.assign(rows() * attention_pitch_, 0.0f);
-    if (call_.wants_input) grad_x_rows_.assign(samples * x_size_, 0.0f);
+    if (call_.wants_input) grad_x_rows_.assign(samples * x_rows_size_, 0.0f);
   }
 
   // All gradients that go through a block of the cells. That of the cells is added to what is there, if so told.
@@ -255,14 +255,14 @@ class SamplesBackward {
   void write_input_gradient(float* to) const {
     at::parallel_for(0, samples_, 1, [&](Int begin, Int end) {
       for (Int b = begin; b < end; ++b)
-        rows_to_sample(grad_x_rows_.data() + b * x_size_, call_.x_pitch, call_.targets, call_.inputs, call_.in_channels,
-                       to + b * call_.in_channels * call_.inputs);
+        rows_to_sample(grad_x_rows_.data() + b * x_rows_size_, call_.x_pitch, call_.targets, call_.inputs,
+                       call_.in_channels, to + b * call_.in_channels * call_.inputs);
     });
   }
 
  private:
   Int rows() const { return samples_ * call_.pair_rows(); }
-  float* grad_of(Int sample) { return grad_rows_.data() + sample * grad_size_ + call_.lead() * call_.grad_pitch; }
+  float* grad_of(Int sample) { return grad_rows_.data() + sample * grad_rows_size_ + call_.lead() * call_.grad_pitch; }
 
   // The gradient of a sample's output once more, block by block as columns.
   void pack_grad(Int sample) {
@@ -282,14 +282,14 @@ class SamplesBackward {
     float* own = kernels_.data() + pair * call_.layer.segments * call_.pitch();
     if (call_.wants_input) {
       const auto add_input_gradient = call_.dense ? gather_input_gradient : scatter_input_gradient;
-      add_input_gradient(call_, own, grad_of(sample) + channel, block, grad_x_rows_.data() + sample * x_size_);
+      add_input_gradient(call_, own, grad_of(sample) + channel, block, grad_x_rows_.data() + sample * x_rows_size_);
     }
-    find_kernel_gradient(call_, x_rows_.data() + sample * x_size_,
+    find_kernel_gradient(call_, x_rows_.data() + sample * x_rows_size_,
                          grad_columns_.data() + (sample * out_ + channel) * call_.positions, block, own);
   }
 
   const Backward& call_;
-  const Int out_, x_size_, grad_size_, attention_pitch_;
+  const Int out_, x_rows_size_, grad_rows_size_, attention_pitch_;
   Int samples_ = 0;
   const float* attention_ = nullptr;
   Numbers x_rows_, grad_rows_, grad_columns_, attention_columns_, kernels_;

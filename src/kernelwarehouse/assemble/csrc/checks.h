@@ -3,12 +3,17 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <optional>
 
 #include "layer.h"
 
 namespace kernelwarehouse {
 
-constexpr Int kAny = -1;
+constexpr Int kAny = -1;             // of sizes: at least 1, as loops divide by them
+constexpr Int kMost = Int{1} << 31;  // of rows and places, so that no size of what is made of them overflows
 
 // Numbers of one type, one after the other. Sizes of 1 may follow the wanted ones: cells have them for kernel
 // positions.
@@ -16,10 +21,12 @@ inline void check(const Tensor& given, const char* name, at::IntArrayRef wanted,
   const auto sizes = given.sizes();
   bool fits = sizes.size() >= wanted.size();
   for (std::size_t axis = 0; fits && axis < sizes.size(); ++axis)
-    fits = axis < wanted.size() ? wanted[axis] == kAny || wanted[axis] == sizes[axis] : sizes[axis] == 1;
+    fits = axis >= wanted.size()  ? sizes[axis] == 1
+           : wanted[axis] == kAny ? sizes[axis] > 0
+                                  : sizes[axis] == wanted[axis];
   TORCH_CHECK_VALUE(fits && given.is_contiguous() && given.scalar_type() == type, name, " is ", given.scalar_type(),
                     " of sizes ", sizes, " and strides ", given.strides(), "; ", type, " of sizes ", wanted,
-                    " is wanted, contiguous (-1: any)");
+                    " is wanted, contiguous (-1: any but 0)");
 }
 
 inline void check_channels(const char* name, Int channels) {
@@ -49,7 +56,8 @@ inline void check_basis(const Tensor& hidden, const Tensor& scale, const Tensor&
 inline void check_images(const Tensor& images, const char* name, Int batch, Int channels, Int places,
                          bool channels_last = false) {
   const auto sizes = images.sizes();
-  const bool fits = sizes.size() >= 3 && sizes[0] == batch && sizes[channels_last ? sizes.size() - 1 : 1] == channels &&
+  const bool fits = sizes.size() >= 3 && places > 0 && sizes[0] == batch &&
+                    sizes[channels_last ? sizes.size() - 1 : 1] == channels &&
                     images.numel() == batch * channels * places;
   TORCH_CHECK_VALUE(fits && images.is_contiguous() && images.scalar_type() == at::kFloat, name, " is ",
                     images.scalar_type(), " of sizes ", sizes, " and strides ", images.strides(), "; ", at::kFloat,
@@ -60,12 +68,13 @@ inline void check_rows(const Tensor& rows, const char* name, Int end) {
   check(rows, name, {kAny}, at::kLong);
   const Int* first = rows.const_data_ptr<Int>();
   const bool inside = std::all_of(first, first + rows.numel(), [&](Int row) { return row >= 0 && row < end; });
-  TORCH_CHECK_VALUE(rows.numel() > 0 && inside, name, " are none, or not rows from 0 to ", end - 1);
+  TORCH_CHECK_VALUE(inside, name, " are not rows from 0 to ", end - 1);
 }
 
 // The tables of ops.cpp: no output position may look beyond the padded rows.
 inline void check_tables(const Layer& layer, const Tensor& targets, Int padded_places, const Tensor& places,
                          const Tensor& shifts) {
+  TORCH_CHECK_VALUE(padded_places > 0 && padded_places < kMost, "padded_places are ", padded_places);
   check_rows(shifts, "shifts", padded_places);
   const Int *shift = shifts.const_data_ptr<Int>(), taps = shifts.numel(), farthest = shift[taps - 1];
   TORCH_CHECK_VALUE(*std::max_element(shift, shift + taps) == farthest, "shifts end with ", farthest,

@@ -94,10 +94,14 @@ constexpr int kTaps = 9;  // 3x3 kernels only: their weights and sums stay in re
 
 inline Plane plane_of(const Tensor& x, at::IntArrayRef out_size, at::IntArrayRef padding, at::IntArrayRef dilation,
                       at::IntArrayRef stride) {
-  for (const Int axis : {0, 1})
-    TORCH_CHECK_VALUE(out_size[axis] > 0 && padding[axis] >= 0 && dilation[axis] > 0 && (stride[axis] + 1) / 2 == 1,
-                      "outputs of ", out_size, " with padding ", padding, ", dilation ", dilation, " and stride ",
-                      stride, "; at least 1, 0, 1, and a stride of 1 or 2 are wanted");
+  constexpr Int most = Int{1} << 24;  // a plane of such sides is counted without an overflow
+  bool fits = out_size.size() == 2 && padding.size() == 2 && dilation.size() == 2 && stride.size() == 2;
+  for (std::size_t axis = 0; fits && axis < 2; ++axis)
+    fits = out_size[axis] > 0 && out_size[axis] < most && dilation[axis] > 0 && dilation[axis] < most &&
+           padding[axis] >= 0 && padding[axis] <= 2 * dilation[axis] && (stride[axis] == 1 || stride[axis] == 2);
+  TORCH_CHECK_VALUE(fits, "outputs of ", out_size, " with padding ", padding, ", dilation ", dilation, " and stride ",
+                    stride,
+                    "; two numbers each are wanted: strides of 1 or 2, and no more padding than a kernel reaches");
   return {x.size(2),  x.size(3),   out_size[0], out_size[1], padding[0],
           padding[1], dilation[0], dilation[1], stride[0],   stride[1]};
 }
@@ -158,7 +162,7 @@ inline Tensor depthwise_kernel_gradient(const Tensor& grad, const Tensor& x, Int
   check(grad, "grad", {x.size(0), kAny, kAny, kAny});
   check_multiple(grad.size(1), x.size(1));
   check_multiple(grad.size(1), cell);
-  const Plane plane = plane_of(x, grad.sizes().slice(2), padding, dilation, stride);
+  const Plane plane = plane_of(x, grad.sizes().slice(2, 2), padding, dilation, stride);
   const Int out = grad.size(1), positions = plane.out_height * plane.out_width;
   Tensor sums = at::empty({x.size(0), out / cell, kTaps, cell}, x.options());
   const float* grad_data = grad.const_data_ptr<float>();
