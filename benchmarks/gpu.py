@@ -3,7 +3,8 @@
 First every strategy is compared with the plain definition in float64 on the CPU, outputs and gradients. Then every
 candidate for every layer of the networks is timed, and the choices are written as a table that the route reads: into
 the machine's own file, or with `--out` into one for `KERNELWAREHOUSE_ROUTES`. `--paper` needs no GPU: it counts
-launches and bytes on fake tensors. `--device cpu` runs the same code on the CPU, for a try.
+launches and bytes on fake tensors. `--device cpu` runs the same code on the CPU, for a try, whose few runs must not
+choose for the machine: it wants `--out`.
 """
 
 import argparse
@@ -331,6 +332,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if chosen.device.startswith("cuda") and not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU; --device cpu tries the command, --paper counts without one")
+    if not chosen.device.startswith("cuda") and chosen.preset and chosen.out is None:
+        parser.error(f"--device {chosen.device} is for a try: name a file with --out, or its times would choose here")
     convolutions = torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     passed = check_all(chosen, console)

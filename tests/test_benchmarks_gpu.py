@@ -1,13 +1,14 @@
 """The command for a person with a GPU runs where there is none, and what it writes is what layers then do."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from benchmarks import gpu
 from benchmarks.cases import converted_network
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernelwarehouse.assemble import STRATEGIES, grouped, route_table, routing
 from kernelwarehouse.assemble.strategy import Strategy
@@ -78,19 +79,38 @@ def test_a_candidate_that_fails_is_passed_over_and_networks_are_written_one_by_o
     assert "grouped fails: not enough of it" in capsys.readouterr().out
 
 
-def test_choices_with_tf32_are_others() -> None:
-    geometry, (x, _, cells) = gpu.LAYERS["3x3"][0], gpu._inputs(*gpu.LAYERS["3x3"], grouped.STRATEGY, torch.float32)
-    before, asked = torch.get_float32_matmul_precision(), []
-    try:
-        for precision in ("highest", "high"):
-            torch.set_float32_matmul_precision(precision)
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                asked.append(routing.ask(torch.empty(x.shape, device="cuda"), cells, geometry))
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert [question.tf32 for question in asked] == [False, True]
-    keys = {question._replace(device=torch.device("cpu")).key() for question in asked}
-    assert len(keys) == 2
+ASKS_FOR_TF32 = """
+import sys
+import torch
+from benchmarks import gpu
+from kernelwarehouse.assemble import grouped, routing
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+geometry, (x, _, cells) = gpu.LAYERS["3x3"][0], gpu._inputs(*gpu.LAYERS["3x3"], grouped.STRATEGY, torch.float32)
+keys = []
+for allow in sys.argv[1:]:
+    exec(allow)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        question = routing.ask(torch.empty(x.shape, device="cuda"), cells, geometry)
+    keys.append(question._replace(device=torch.device("cpu")).key())
+print([" with tf32" in key for key in keys], len(set(keys)))
+"""
+
+
+@pytest.mark.parametrize(
+    "allow",
+    [
+        "torch.set_float32_matmul_precision('high')",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.fp32_precision = 'tf32'",
+    ],
+)
+def test_choices_with_tf32_are_others(allow: str) -> None:
+    """In a process of its own: torch refuses to answer in one way what was set in the other."""
+    command = [sys.executable, "-c", ASKS_FOR_TF32, "pass", allow]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[False, True] 2", done.stderr
 
 
 def test_counting_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,6 +118,12 @@ def test_counting_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     gpu.main(["--paper", "--preset", "kw1x_small_resnet", "--batch", "64", "--dtype", "bfloat16"])
     shown = capsys.readouterr().out
     assert shown.count("kw1x_small_resnet") == 2  # layouts
+
+
+def test_a_try_on_the_cpu_does_not_choose_for_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu.main(SMALL)
+    assert "--device cpu is for a try" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

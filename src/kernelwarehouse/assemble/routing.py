@@ -136,7 +136,9 @@ def ask(
             units = attention.shape.units
     last = channels_last(x)
     threads = torch.get_num_threads() if x.device.type == "cpu" else 0
-    tf32 = x.device.type == "cuda" and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    # The one question that torch answers whichever of its two ways to allow TF32 was taken.
+    product = torch.backends.cuda.matmul
+    tf32 = x.device.type == "cuda" and x.dtype == torch.float32 and product.fp32_precision == "tf32"
     kind, sizes = (x.dtype, tf32, x.device, last, threads), (len(cells), units, basis)
     return Question(geometry, x.shape, *kind, *sizes, compact, training, wants_input)
 
