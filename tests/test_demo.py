@@ -13,6 +13,9 @@ import kernelwarehouse as kw
 from kernelwarehouse import demo
 from kernelwarehouse.data import ArrayImages, DataSet, open_dataset
 from kernelwarehouse.layers import WarehouseLayer
+from kernelwarehouse.study.jobs import best_setting, by_key
+from kernelwarehouse.study.results import read_results
+from kernelwarehouse.study.spec import load_study
 from kernelwarehouse.training.run import RunOptions
 from kernelwarehouse.training.run_folder import RunFolder
 
@@ -88,3 +91,14 @@ def test_no_seed_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         demo.main()
     assert "--seeds (=0) must be at least 1" in capsys.readouterr().err
+
+
+def test_rates_are_the_best_of_their_study() -> None:
+    studies = Path(__file__).parents[1] / "studies"
+    study, found = load_study(studies / "demo.toml"), by_key(read_results(studies / "demo.jsonl"))
+    for name, settings in (
+        ("static", demo.FIRST),
+        ("static, going on", demo.MORE_STATIC),
+        ("upgraded", demo.MORE_UPGRADED),
+    ):
+        assert best_setting(study, study.method(name), found)[0] == settings["learning_rate"]

@@ -11,8 +11,8 @@ from kernelwarehouse.zoo.ablations import ablation_table
 
 RECIPE_NOTE = (
     "recipes: those of the tables in which the paper prints accuracies. The ..._published ones are the released "
-    "code's, which has no configuration of kw3d4x_convnext_tiny, of KW* and of the compared methods (below the line); "
-    "the paper says that the networks of a table were all trained alike."
+    "code's, which has no configuration of kw3d4x_convnext_tiny, of KW*, of DeiT, of the compared methods (below the "
+    "line), and of the tables with 100 epochs; the paper says that the networks of a table were all trained alike."
 )
 
 
