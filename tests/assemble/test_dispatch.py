@@ -12,8 +12,8 @@ from torch import Tensor, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from compiled_kernels import COMPILED
 from kernelwarehouse.assemble import Geometry, evaluate, force
+from kernelwarehouse.assemble.layout import channels_last
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.errors import ShapeError, StrategyError
 from kernelwarehouse.layers import Conv2d
@@ -63,7 +63,9 @@ def test_channels_last_and_strided_inputs(way: str) -> None:
     expected_out, expected = exact_gradients(x, attention, cells, SQUARE)
     wide = torch.randn(6, 8, 6, 10, device=DEVICE)
     wide[::2, :, :, ::2] = x
-    for odd in (x.to(memory_format=torch.channels_last), wide[::2, :, :, ::2]):
+    more = torch.randn(len(x), 24, *x.shape[2:], device=DEVICE).to(memory_format=torch.channels_last)
+    more[:, 8:16] = x
+    for odd in (x.to(memory_format=torch.channels_last), more[:, 8:16], wide[::2, :, :, ::2]):
         assert not odd.is_contiguous()
         spread = attention.repeat_interleave(2, dim=2)[..., ::2]
         out, grads = gradients(way, odd, spread, cells.transpose(0, 1).contiguous().transpose(0, 1), SQUARE)
@@ -72,11 +74,35 @@ def test_channels_last_and_strided_inputs(way: str) -> None:
             _close(got, exact, 1e-5)
 
 
-def test_channels_last_stays_channels_last_where_compiled() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_channels_last_stays_channels_last(way: str) -> None:
     x, attention, cells = _tensors()
-    with torch.no_grad():
-        out = evaluate(x.to(memory_format=torch.channels_last), attention, cells, SQUARE)
-    assert out.is_contiguous(memory_format=torch.channels_last) or not (COMPILED or DEVICE.type != "cpu")
+    more = torch.cat([x, x], dim=1).to(memory_format=torch.channels_last)
+    for images in (x.to(memory_format=torch.channels_last), *more.chunk(2, dim=1)):
+        with force(way), torch.no_grad():
+            out = evaluate(images, attention, cells, SQUARE)
+        assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_counts_as_channels_last() -> None:
+    x = torch.randn(2, 8, 6, 5)
+    last = x.to(memory_format=torch.channels_last)
+    for images in (last, last[:, :4], last[:, 3:], last[:, :, 1:], last[:, :2, ::2], last[:, :2, :, :1], last[::2, :2]):
+        assert channels_last(images)
+        # Torch's own layers ask the same.
+        static = torch.conv2d(images, torch.randn(4, images.shape[1], 1, 1))
+        assert static.is_contiguous(memory_format=torch.channels_last)
+    for images in (
+        x,
+        x[:, :4],
+        x[..., ::2],
+        x.transpose(2, 3),
+        last[:, :1],
+        last.transpose(2, 3),
+        last[:1].expand_as(x),
+    ):
+        assert not channels_last(images)
+    assert not channels_last(x[0, 0])
 
 
 @pytest.mark.parametrize("batch", [0, 1])

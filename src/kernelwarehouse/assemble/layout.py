@@ -9,8 +9,17 @@ from torch import Tensor
 
 
 def channels_last(x: Tensor) -> bool:
-    """Whether the channels of `[batch, channels, *space]` come last in memory."""
-    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+    """Whether the channels of `[batch, channels, *space]` come last in memory, or are some of those that do."""
+    if x.dim() <= 2 or x.is_contiguous():
+        return False
+    if x.movedim(1, -1).is_contiguous():
+        return True
+    reach = 1  # of all axes that come later in memory, which a step of the next one must not fall short of
+    for axis in (1, *range(x.dim() - 1, 1, -1), 0):
+        if x.stride(axis) < reach:
+            return False
+        reach = x.stride(axis) * x.shape[axis]
+    return x.shape[1] > 1 and x.stride(1) == 1
 
 
 def laid_out(images: Tensor, last: bool) -> Tensor:

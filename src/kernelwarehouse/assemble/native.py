@@ -108,7 +108,7 @@ def _product(
     rows, out_size = _rows(geometry, space), geometry.output_size(space)
     tables = rows.targets, rows.padded, rows.places, rows.shifts
     if last:
-        out = several_positions(x.movedim(1, -1).flatten(1, -2), *mixing, *tables, True)
+        out = several_positions(x.movedim(1, -1).contiguous().flatten(1, -2), *mixing, *tables, True)
         return out.unflatten(1, out_size).movedim(-1, 1)
     out = several_positions(x.contiguous(), *mixing, *tables, False)
     return out.view(x.shape[0], geometry.out_channels, *out_size)  # not len(x), which is a constant to a tracer
