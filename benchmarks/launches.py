@@ -1,9 +1,10 @@
 """What a layer does to a GPU, counted where there is none: launches, bytes moved and bytes alive, on fake tensors.
 
-FakeTensorMode follows shapes, types and memory formats of `cuda` tensors and computes nothing; it refuses whatever
-would wait for a GPU, such as `.item()`. What a library does inside one operator is not seen. torch's autograd does not
-run on such tensors: forward and backward of a strategy are called as they are, and attention branches, which autograd
-differentiates, are counted on fake tensors of the CPU, where they take the same steps.
+FakeTensorMode follows shapes, types and memory formats of `cuda` tensors and computes nothing; it refuses `.item()` and
+the like, which would wait for a GPU, and `refuse_copies` those from and to the host. What a library does inside one
+operator is not seen. torch's autograd does not run on such tensors: forward and backward of a strategy are called as
+they are, and attention branches, which autograd differentiates, are counted on fake tensors of the CPU, where they take
+the same steps.
 """
 
 import weakref
@@ -22,6 +23,7 @@ from benchmarks.routing import Place
 from kernelwarehouse.assemble import STRATEGIES, route
 from kernelwarehouse.assemble.layout import channels_last
 from kernelwarehouse.attention import Attention, AttentionShape, LowRank
+from kernelwarehouse.shared_gradient import sum_dtype
 
 _aten = torch.ops.aten
 _MEMORY_ONLY = {
@@ -32,6 +34,13 @@ _MEMORY_ONLY = {
     _aten.new_empty_strided.default,
     _aten._unsafe_view.default,
 }
+
+
+def refuse_copies(func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    """Raise where numbers go from one device to another: that waits for a GPU, and FakeTensorMode lets it pass."""
+    devices = {tensor.device.type for tensor in (*inputs, *outputs) if tensor.dim() > 0}
+    if len(devices) > 1 or (outputs and inputs and outputs[0].device.type != inputs[0].device.type):
+        raise RuntimeError(f"{func} goes from {[str(tensor.device) for tensor in inputs]} to another device")
 
 
 class Count(TorchDispatchMode):
@@ -57,6 +66,7 @@ class Count(TorchDispatchMode):
         given = {tensor.untyped_storage()._cdata for tensor in inputs} - self._users.keys()
         made = func(*args, **kwargs)
         outputs = _tensors(made)
+        refuse_copies(func, inputs, outputs)
         for tensor in outputs:
             if tensor.untyped_storage()._cdata not in given:
                 self._watch(tensor)
@@ -125,9 +135,12 @@ def count_layer(place: Place, batch: int, dtype: torch.dtype, last: bool) -> Row
     with torch.no_grad():
         with Count() as ahead:
             out = forward.forward(x, attention, cells, geometry)
-        grad = torch.empty_like(out)
+        # As for a layer of a warehouse that others have gone back through before.
+        grad, total = torch.empty_like(out), torch.empty_like(cells, dtype=sum_dtype(dtype))
         with Count() as back:
-            grads = backward.backward(grad, x, attention, cells, geometry, True)
+            grads = backward.backward(grad, x, attention, cells, geometry, True, *([total] if backward.adds else []))
+            if not backward.adds:
+                total.add_(grads[-1])  # type: ignore[arg-type]
     images = [tensor for tensor in (x, out, grads[0]) if tensor is not None and tensor.dim() > 3]
     return Row(
         place.name,

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.cases import converted_network
-from benchmarks.launches import Count, Row, count_network
+from benchmarks.launches import Count, Row, count_network, refuse_copies
 from benchmarks.routing import Place, places
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import kernelwarehouse as kw
 from kernelwarehouse.assemble import Geometry, route
@@ -25,7 +26,7 @@ from kernelwarehouse.partition import Partition
 BATCH = 128
 # Of a layer without its attention branch, at most. Most have 3 to 8 and 10 to 25; the most has a strided 3x3 kernel in
 # two chunks of two groups.
-LAUNCHES = {"forward": 13, "backward": 46}
+LAUNCHES = {"forward": 13, "backward": 47}
 # Of an attention branch in float32, at most; the low-rank form has these.
 BRANCH = {"forward": 20, "backward": 24}
 
@@ -62,7 +63,7 @@ _counted: dict[Any, Row] = {}
 def _count(place: Place, dtype: torch.dtype, last: bool) -> Row:
     geometry, attention = place.layer.geometry, place.layer.attention.shape
     last = last and geometry.spatial_axes > 0  # tokens have their channels last in any case
-    kind = (geometry, attention.cells, attention.norm, attention.low_rank is None, place.shape, dtype, last)
+    kind = (geometry, attention, place.shape, dtype, last)
     if kind not in _counted:
         [_counted[kind]] = count_network([place], BATCH, dtype, last)
     return _counted[kind]
@@ -89,7 +90,7 @@ def test_layers_are_a_handful_of_launches_in_little_memory(preset: str) -> None:
 @pytest.mark.parametrize("preset", ["kw1x_resnet18", "kw4x_resnet50"])
 def test_kernels_of_a_batch_are_read_and_written_a_few_times(preset: str) -> None:
     """On small maps they are nearly all of the traffic: two passes forward and five backward, and what is small beside
-    them (cells, windows, images)."""
+    them (cells, windows, images). Adding to the sum of the cells' gradients, in float32, comes on top."""
     [place] = [
         place
         for place in _places(preset)
@@ -99,7 +100,7 @@ def test_kernels_of_a_batch_are_read_and_written_a_few_times(preset: str) -> Non
     kernels = 2 * BATCH * 512 * 512 * 9
     assert row.forward == row.backward == "windows"
     assert row.moved[0] <= 3 * kernels
-    assert row.moved[1] <= 9 * kernels
+    assert row.moved[1] <= 9 * kernels + (2 + 4 + 4) * place.layer.warehouse.cells.numel()
 
 
 @contextmanager
@@ -125,7 +126,7 @@ def _move_to_fake_cuda(model: nn.Module) -> None:
 
 
 class _Shapes(TorchDispatchMode):
-    """Shapes of what is cast to bfloat16."""
+    """Shapes of what is cast to bfloat16; nothing may leave the GPU or come to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +136,10 @@ class _Shapes(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._to_copy.default and kwargs.get("dtype") == torch.bfloat16:
             self.cast.append(args[0].shape)
-        return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        inputs, outputs = ([leaf for leaf in tree_leaves(some) if isinstance(leaf, Tensor)] for some in (args, made))
+        refuse_copies(func, inputs, outputs)
+        return made
 
 
 def _run_whole(preset: str, training: bool, last: bool) -> tuple[Tensor, nn.Module, list[torch.Size]]:
@@ -166,14 +170,10 @@ def _keeps_channels_where_they_are(layer: nn.Module, given: tuple[Tensor, ...], 
 @pytest.mark.parametrize(
     "preset, training, last",
     [
-        ("kw1x_small_resnet", True, True),
+        *((preset, True, True) for preset in kw.zoo.PRESETS),
         ("kw1x_small_resnet", True, False),
-        ("kw1x_resnet18", True, True),
         ("kw1x_resnet18", True, False),
         ("kw1x_resnet18", False, True),
-        ("kw1x_mobilenetv2_050", True, True),
-        ("kw1x_convnext_tiny", True, True),
-        ("kw1x_deit_tiny", True, True),
     ],
 )
 def test_whole_networks_under_autocast(preset: str, training: bool, last: bool) -> None:
@@ -186,12 +186,12 @@ def test_whole_networks_under_autocast(preset: str, training: bool, last: bool) 
         assert cast.count(shape) == alike, shape  # once for each of them
 
 
-@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
-    "preset", ["kw1x_small_resnet", "kw1x_resnet18", "kw1d2x_resnet50", "kw1x_mobilenetv2_050", "kw1x_deit_tiny"]
+    "preset, last",
+    [*((preset, False) for preset in kw.zoo.PRESETS), ("kw1x_small_resnet", True), ("kw1x_resnet18", True)],
 )
 def test_whole_networks_in_float32(preset: str, last: bool) -> None:
-    """In training; `test_whole_networks_under_autocast` has both modes."""
+    """In training; `test_whole_networks_under_autocast` has both modes, and the other layout for all."""
     out, _, cast = _run_whole(preset, True, last)
     assert out.dtype == torch.float32
     assert not cast
@@ -204,6 +204,10 @@ def test_what_would_wait_is_refused() -> None:
         with pytest.raises(DataDependentOutputException):
             layer.attention.get_temperature()
         coefficients, factors = layer.attention.factored(torch.empty(2, 8, device="cuda"))
+        for away in (lambda: coefficients.cpu(), lambda: torch.ones(3).to("cuda")):
+            for mode in (Count, _Shapes):
+                with pytest.raises(RuntimeError, match="to another device"), mode():
+                    away()
     assert coefficients.shape[2] == factors.shape[1]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from layer_cases import Case, errors, exact_gradients, gradients
+from layer_cases import DEVICE, Case, errors, exact_gradients, gradients
 
 from kernelwarehouse.assemble import Geometry
 from kernelwarehouse.assemble.geometry import looks_at_padding_alone
@@ -43,7 +43,7 @@ def test_nothing_that_lay_in_memory_becomes_a_gradient(way: str, dtype: torch.dt
     tensors = Case(geometry, 16, 28, (1, 1), seed=0).tensors(dtype)
     exact = exact_gradients(*tensors, geometry)
     for _ in range(3):
-        lay = [torch.full((size,), torch.nan, dtype=dtype) for size in (256, 4096, 36_864, 65_536)]
+        lay = [torch.full((size,), torch.nan, dtype=dtype, device=DEVICE) for size in (256, 4096, 36_864, 65_536)]
         del lay
         out, grads = gradients(way, *tensors, geometry)
         assert all(error <= 2e-2 for error in errors((out, *grads), (exact[0], *exact[1])))
