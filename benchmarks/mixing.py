@@ -1,7 +1,7 @@
 """Time of single layers by mixing through the hidden vector, against the strategy that they would be evaluated by.
 
 Forward and backward of a whole layer, its attention branch included, interleaved in one process after two steps of each
-that are not counted. Where the rule chooses `hidden`, the ratio stands out.
+that are not counted. Where `hidden` is chosen, the ratio stands out.
 """
 
 import argparse

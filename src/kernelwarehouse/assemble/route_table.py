@@ -43,6 +43,15 @@ class Choice:
         for name in (self.forward, self.backward):
             if name is not None and name not in STRATEGIES and name != "basis":
                 raise StrategyError(f"there is no strategy {name!r}; there are {', '.join(STRATEGIES)} and basis")
+        if self.backward is None:
+            return
+        if "basis" in (self.forward, self.backward):
+            raise StrategyError(f"{self.forward!r} with {self.backward!r} for backward: a basis is for inference alone")
+        if STRATEGIES[self.forward].mixing != STRATEGIES[self.backward].mixing:
+            raise StrategyError(
+                f"{self.forward!r} cannot have {self.backward!r} for backward: one mixes with attentions, the other "
+                "with what they are products of; name the same for both"
+            )
 
 
 Choices = dict[str, Choice]
