@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kernelwarehouse as kw
 from devices import DEVICE
-from kernelwarehouse.assemble import STRATEGIES, evaluate, force, grouped
+from kernelwarehouse.assemble import STRATEGIES, blocks, evaluate, force
 from kernelwarehouse.layers import WarehouseLayer
 from kernelwarehouse.shared_gradient import place_of
 from kernelwarehouse.warehouse import Warehouse
@@ -183,9 +183,21 @@ def test_mixed_precision_adds_up_in_the_precision_of_the_cells() -> None:
     torch.testing.assert_close(found, gradients(model, once, "plain")["0.warehouse.cells"], atol=0.02, rtol=0.1)
 
 
+@pytest.mark.parametrize("way", ["grouped", "pointwise"])
+def test_no_sum_over_chunks_is_rounded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the first layer either, to which others are added."""
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 1)  # a sample at a time
+    static = nn.Sequential(nn.Conv2d(16, 16, 1))
+    model = kw.convert(static, kw.plan(static)).to(DEVICE)
+    with force(way), torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        model(images()).float().square().mean().backward()
+    found = cells_of(model).grad
+    assert (found != found.bfloat16()).float().mean() > 0.5
+
+
 def test_cells_of_half_precision_lose_no_more_than_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum over chunks of all layers in bfloat16 would."""
-    monkeypatch.setattr(grouped, "block_size", lambda *_: 1)  # a sample at a time
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 1)  # a sample at a time
     model, x = network(), torch.randn(48, 16, 6, 6, generator=torch.Generator().manual_seed(1)).to(DEVICE)
 
     def found(model: nn.Module, x: Tensor) -> Tensor:
@@ -326,7 +338,7 @@ def test_runs_that_want_other_gradients_leave_nothing_behind() -> None:
         out = model(x).square().mean()
     place = place_of(model[0].warehouse._shared.values())
     torch.autograd.grad(out, x, retain_graph=True)
-    assert place.total is None
+    assert place._total is None
     handed = []
     model[0].warehouse._shared.values().grad_fn.register_prehook(lambda grads: handed.append(grads))
     out.backward()

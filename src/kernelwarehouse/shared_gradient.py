@@ -41,8 +41,12 @@ class Sum:
                 self._run = run
             return self._run == run
 
-    @property
-    def total(self) -> Tensor | None:
+    def total_for(self, cells: Tensor) -> Tensor | None:
+        """The sum so far, to be added to; zeros at first where it has more digits than a gradient in the type of these
+        cells, so that no strategy that adds up in more digits has to round. Otherwise nothing, before the first."""
+        more = sum_dtype(cells.dtype)
+        if self._total is None and more != cells.dtype:
+            self._total = torch.zeros_like(cells, dtype=more, memory_format=torch.contiguous_format)
         return self._total
 
     def add(self, grad: Tensor) -> None:

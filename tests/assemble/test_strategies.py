@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from layer_cases import CASES, EVERYWHERE, Case, assert_same, errors, exact_gradients, gradients
 
 from compiled_kernels import LEVEL2
-from kernelwarehouse.assemble import STRATEGIES, Geometry, evaluate, force, grouped, matmul, windows
+from kernelwarehouse.assemble import STRATEGIES, Geometry, blocks, evaluate, force, matmul, windows
 from kernelwarehouse.partition import Partition
 
 
@@ -40,7 +40,7 @@ def _layer_for(way: str) -> Geometry:
 
 
 def _cut_into_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (grouped, matmul, windows):
+    for module in (blocks, matmul, windows):
         monkeypatch.setattr(module, "block_size", lambda *_: 1)
 
 

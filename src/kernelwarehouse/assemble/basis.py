@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from kernelwarehouse.assemble import hidden, native
-from kernelwarehouse.assemble.blocks import block_size, chunks
+from kernelwarehouse.assemble.blocks import kernel_chunks
 from kernelwarehouse.assemble.branch import coefficients
 from kernelwarehouse.assemble.context import recorded
 from kernelwarehouse.assemble.geometry import Geometry
@@ -41,7 +41,7 @@ _LARGEST_SHORT = 32767
 def basis_bytes(attention: Attention, cells: Tensor, geometry: Geometry, compact: bool) -> int:
     """What the basis of a layer takes."""
     partition = geometry.partition
-    kernels = (attention.shape.hidden + 1) * partition.mixtures
+    kernels = attention.shape.units * partition.mixtures
     if compact:
         return kernels * (2 * partition.cell_size + 4)
     return kernels * partition.cell_size * cells.element_size()
@@ -189,7 +189,7 @@ def forward(x: Tensor, units: Tensor, scale: Tensor, basis: Tensor, steps: Tenso
     # [out groups, positions, in groups, h + 1, cell]
     flat = basis.flatten(3).unflatten(1, (partition.positions, partition.in_groups))
     pieces = []
-    for chunk in chunks(x.shape[0], partition.mixtures * partition.cell_size, block_size(x.device, _BLOCK)):
+    for chunk in kernel_chunks(x, partition, _BLOCK):
         mixed = torch.matmul(units[chunk], flat).permute(3, 1, 0, 2, 4).flatten(1, 3) * scale[chunk].unsqueeze(-1)
         pieces.append(apply_kernels(x[chunk], partition.join(mixed.unflatten(2, partition.cell_shape)), geometry))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -202,7 +202,7 @@ _FEW_MIXTURES = 64
 def saved_seconds(batch: int, attention: Attention, geometry: Geometry, rates: Rates, compact: bool) -> float:
     """Estimate of the time that mixing through the hidden vector saves for one batch."""
     partition = geometry.partition
-    kernel, cells, units = partition.mixtures * partition.cell_size, attention.shape.cells, attention.shape.hidden + 1
+    kernel, cells, units = partition.mixtures * partition.cell_size, attention.shape.cells, attention.shape.units
     speed = rates.products if batch * partition.mixtures > _FEW_MIXTURES else rates.few_products
     plain = max(batch * cells * kernel / speed, cells * partition.cell_size / rates.reads)
     # A ReLU leaves about half of the units at 0; those are skipped where no sample of the batch has them.

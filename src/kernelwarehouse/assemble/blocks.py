@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
+
+from kernelwarehouse.partition import Partition
 
 # Numbers of temporaries alive at once. On a CPU, allocators map blocks of more than 32 MB anew, and fault in their
 # pages, on every call. Elsewhere memory is kept, and every chunk costs a launch of each step: half the kernels of the
@@ -27,6 +30,11 @@ def chunks(batch: int, numbers: int, most: int) -> list[slice]:
     step = max(1, most // max(1, numbers))
     # The size itself ends the last slice: to a tracer it is no number, which a range would make of it.
     return [slice(start, min(start + step, batch)) for start in range(0, batch, step)]
+
+
+def kernel_chunks(x: Tensor, partition: Partition, on_cpu: int = ON_CPU) -> list[slice]:
+    """Slices of the batch whose kernels fit a block."""
+    return chunks(x.shape[0], partition.mixtures * partition.cell_size, block_size(x.device, on_cpu))
 
 
 def even(count: int, most: int) -> int:

@@ -7,21 +7,15 @@ one sample is an ordinary convolution.
 import torch
 from torch import Tensor
 
-from kernelwarehouse.assemble.blocks import block_size, chunks
+from kernelwarehouse.assemble.blocks import kernel_chunks
 from kernelwarehouse.assemble.geometry import Geometry, looks_at_padding_alone
 from kernelwarehouse.assemble.layout import channels_last, new_images
 from kernelwarehouse.assemble.plain import apply_kernels, assemble_kernels, split_kernels
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.assemble.sums import add_product, sum_from
-from kernelwarehouse.partition import Partition
 
 # Assembled numbers alive at once on a CPU.
 _BLOCK = 2 << 20
-
-
-def kernel_chunks(x: Tensor, partition: Partition, on_cpu: int) -> list[slice]:
-    """Slices of the batch whose kernels fit a block."""
-    return chunks(x.shape[0], partition.mixtures * partition.cell_size, block_size(x.device, on_cpu))
 
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernelwarehouse.assemble.geometry import Geometry, sliding_size
-from kernelwarehouse.assemble.layout import channels_last, laid_out
+from kernelwarehouse.assemble.layout import channels_last, laid_out, new_images
 from kernelwarehouse.assemble.registry import STRATEGIES
 from kernelwarehouse.assemble.routing import route
 from kernelwarehouse.assemble.strategy import refuse_second_derivative
@@ -71,11 +71,6 @@ def _channels_last(x: Tensor, geometry: Geometry) -> bool:
     return geometry.spatial_axes > 0 and channels_last(x)
 
 
-def _promised(x: Tensor, shape: tuple[int, ...], last: bool) -> Tensor:
-    """A result that is nothing but shape, type and layout."""
-    return x.new_empty(shape[0], *shape[2:], shape[1]).movedim(-1, 1) if last else x.new_empty(shape)
-
-
 @torch.library.custom_op("kernelwarehouse::evaluate", mutates_args=())
 def _forward(
     x: Tensor,
@@ -101,8 +96,8 @@ def _(x: Tensor, attention: Tensor, cells: Tensor, *numbers: Any) -> Tensor:
     geometry = _from_lists(*numbers)
     if geometry.spatial_axes == 0:
         return x.new_empty(x.shape[0], x.shape[1], geometry.out_channels)
-    shape = (x.shape[0], geometry.out_channels, *sliding_size(geometry, tuple(x.shape[2:])))
-    return _promised(x, shape, _channels_last(x, geometry))
+    space = sliding_size(geometry, tuple(x.shape[2:]))
+    return new_images(x, geometry.out_channels, space, _channels_last(x, geometry))
 
 
 @torch.library.custom_op("kernelwarehouse::evaluate_backward", mutates_args=())
@@ -137,7 +132,7 @@ def _backward(
 def _(grad: Tensor, x: Tensor, attention: Tensor, cells: Tensor, *numbers: Any) -> tuple[Tensor, Tensor, Tensor]:
     *lists, wants_input = numbers
     last = _channels_last(x, _from_lists(*lists))
-    grad_x = _promised(x, tuple(x.shape), last) if wants_input else x.new_empty(0)
+    grad_x = new_images(x, x.shape[1], tuple(x.shape[2:]), last) if wants_input else x.new_empty(0)
     return grad_x, attention.new_empty(attention.shape), cells.new_empty(cells.shape)
 
 

@@ -6,9 +6,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kernelwarehouse.assemble.blocks import ON_CPU
+from kernelwarehouse.assemble.blocks import kernel_chunks
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.grouped import kernel_chunks
 from kernelwarehouse.assemble.layout import channels_last, matrices, new_images, write_product
 from kernelwarehouse.assemble.plain import assemble_kernels, split_kernels
 from kernelwarehouse.assemble.strategy import Strategy
@@ -41,7 +40,7 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
     """The output of a layer without its bias, channels last where the input is."""
     last, space = channels_last(x), geometry.output_size(tuple(x.shape[2:]))
     columns = matrices(visited(x, geometry), last)
-    slices = kernel_chunks(x, geometry.partition, ON_CPU)
+    slices = kernel_chunks(x, geometry.partition)
     if len(slices) == 1 and not last:  # without the views, which cost as much as a small product
         out = torch.bmm(assemble_kernels(attention, cells, geometry.partition).flatten(2), columns)
         return out.view(x.shape[0], geometry.out_channels, *space)
@@ -68,7 +67,7 @@ def backward(
     columns = matrices(seen, last)
     grad_seen = new_images(x, x.shape[1], tuple(seen.shape[2:]), last) if wants_input else None
     grad_attention, grad_cells = torch.empty_like(attention), sum_from(total, flat_cells)
-    for chunk in kernel_chunks(x, partition, ON_CPU):
+    for chunk in kernel_chunks(x, partition):
         picked = attention[chunk]
         if grad_seen is not None:
             kernels = assemble_kernels(picked, cells, partition).flatten(2)

@@ -77,10 +77,11 @@ class Recomputed(Function):
         shared = place_of(ctx.cells)
         if shared is not None and not shared.claimed(ctx.cells.grad_fn):
             shared = None
-        total = shared.total if shared is not None and ctx.strategy.adds else None
+        saved = ctx.saved_tensors  # asked for once: what is checkpointed is computed again when it is
+        total = shared.total_for(saved[-1]) if shared is not None and ctx.strategy.adds else None
         with torch.autocast(grad.device.type, enabled=False):
             grads = ctx.strategy.backward(
-                grad, *ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad[4], *([] if total is None else [total])
+                grad, *saved, ctx.geometry, ctx.needs_input_grad[4], *([] if total is None else [total])
             )
         *others, cells = grads
         # The cells' would be copied into their order at the end of backward; before that, it would be added to a copy.

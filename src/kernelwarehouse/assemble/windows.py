@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernelwarehouse.assemble.blocks import ON_CPU, block_size, chunks
+from kernelwarehouse.assemble.blocks import block_size, chunks
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.layout import channels_last, matrices, new_images, write_product
 from kernelwarehouse.assemble.matmul import window
@@ -113,7 +113,7 @@ def _turned_mixing(attention: Tensor, cells: Tensor, partition: Partition) -> _M
 def _chunks(batch: int, mixing: _Mixing, places: int, device: torch.device) -> list[slice]:
     """Slices of the batch whose kernels fit a block, and whose windows do."""
     windows = mixing.numbers // mixing.width * places
-    return chunks(batch, max(len(mixing.rows) * mixing.numbers, windows), block_size(device, ON_CPU))
+    return chunks(batch, max(len(mixing.rows) * mixing.numbers, windows), block_size(device))
 
 
 def _product(padded: Tensor, sliding: _Sliding, mixing: _Mixing, out: Tensor, partition: Partition) -> Tensor:
