@@ -26,6 +26,7 @@ from kernelwarehouse.assemble.blocks import kernel_chunks
 from kernelwarehouse.assemble.branch import coefficients
 from kernelwarehouse.assemble.context import recorded
 from kernelwarehouse.assemble.geometry import Geometry
+from kernelwarehouse.assemble.mixtures import grid
 from kernelwarehouse.assemble.plain import apply_kernels, apply_static
 from kernelwarehouse.assemble.rates import Rates
 from kernelwarehouse.assemble.strategy import Strategy
@@ -65,7 +66,7 @@ def make_basis(attention: Attention, cells: Tensor, geometry: Geometry) -> Tenso
     partition = geometry.partition
     weight, offset = copy.deepcopy(attention).double().affine()
     affine = torch.cat([weight, offset[..., None]], dim=2).permute(2, 0, 1)  # [h + 1, m, n], without the zero cell
-    pairs = affine.unflatten(1, (partition.positions, partition.out_groups, partition.in_groups)).permute(2, 1, 3, 0, 4)
+    pairs = grid(affine, partition).permute(2, 1, 3, 0, 4)
     mixed = torch.matmul(pairs.to(cells.dtype), cells.flatten(1))  # [out groups, positions, in groups, h + 1, cell]
     return mixed.flatten(1, 2).unflatten(-1, partition.cell_shape)
 

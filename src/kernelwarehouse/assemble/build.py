@@ -19,6 +19,7 @@ _SOURCES = Path(__file__).parent / "csrc"
 # wider than the machine's are passed to functions, which matters to nobody outside.
 _FLAGS = ["-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"]
 _WIDTHS = ("8", "16")
+GRAIN = 8  # kGrain in csrc/tiles.h: compiled kernels take cells of multiples of so many channels
 
 _log = logging.getLogger("kernelwarehouse")
 

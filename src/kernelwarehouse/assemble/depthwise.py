@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kernelwarehouse.assemble.blocks import chunks
-from kernelwarehouse.assemble.build import load_native
+from kernelwarehouse.assemble.build import GRAIN, load_native
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.native import GRAIN, attention_pairs
+from kernelwarehouse.assemble.mixtures import attention_pairs
 from kernelwarehouse.assemble.strategy import Strategy
 
 

@@ -79,6 +79,16 @@ class Geometry:
             position, inner = position * count + at // width, inner * width + at % width
         return Tap(tuple(at * step for at, step in zip(place, self.dilation, strict=True)), position, inner)
 
+    def window(self, tap: Tap, out_size: tuple[int, ...]) -> tuple[slice, ...]:
+        """The part of the padded input that a kernel position sees."""
+        axes = zip(tap.reach, self.stride, out_size, strict=True)
+        return tuple(slice(start, start + (size - 1) * stride + 1, stride) for start, stride, size in axes)
+
+    @cached_property
+    def edges(self) -> tuple[int, ...]:
+        """The padding before and after each axis, the last axis first, as torch wants it."""
+        return tuple(edge for pad in reversed(self.padding) for edge in (pad, pad))
+
     def output_size(self, space: tuple[int, ...]) -> tuple[int, ...]:
         """Spatial size of the output for an input of size `space` (a linear layer's tokens are not spatial: empty)."""
         return _output_size(self, space)

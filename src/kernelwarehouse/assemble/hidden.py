@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from kernelwarehouse.assemble.blocks import block_size, even, ranges
 from kernelwarehouse.assemble.context import recorded
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.matmul import cells_by_position
+from kernelwarehouse.assemble.mixtures import cells_by_position
 from kernelwarehouse.assemble.runs import Run, Runs
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.assemble.sums import add_product, new_sum

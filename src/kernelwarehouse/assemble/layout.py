@@ -6,6 +6,9 @@ product, and nobody copies an image into another order and back.
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from kernelwarehouse.assemble.geometry import Geometry
 
 
 def channels_last(x: Tensor) -> bool:
@@ -32,6 +35,18 @@ def matrices(x: Tensor, last: bool) -> Tensor:
     if last:
         return x.movedim(1, -1).contiguous().flatten(1, -2).transpose(1, 2)
     return x.contiguous().flatten(2)
+
+
+def with_padding(x: Tensor, geometry: Geometry) -> Tensor:
+    """The input with the zeros around it that the kernel slides over."""
+    return F.pad(x, geometry.edges) if any(geometry.edges) else x
+
+
+def visited(x: Tensor, geometry: Geometry) -> Tensor:
+    """The places that a kernel of one position visits."""
+    if max(geometry.stride) == 1:
+        return x
+    return x[(slice(None), slice(None), *(slice(None, None, stride) for stride in geometry.stride))]
 
 
 def new_images(like: Tensor, channels: int, space: tuple[int, ...], last: bool) -> Tensor:

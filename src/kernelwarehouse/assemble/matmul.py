@@ -7,33 +7,20 @@ and of one chunk of samples exist at a time. A point-wise or linear layer is the
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from kernelwarehouse.assemble.blocks import block_size, chunks
 from kernelwarehouse.assemble.geometry import Geometry, Tap
-from kernelwarehouse.assemble.layout import channels_last, laid_out
+from kernelwarehouse.assemble.layout import channels_last, laid_out, with_padding
+from kernelwarehouse.assemble.mixtures import cells_by_position, grid
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.assemble.sums import add_product, new_sum
 from kernelwarehouse.partition import Partition
 from kernelwarehouse.shared_gradient import sum_dtype
 
 
-def window(tap: Tap, geometry: Geometry, out_size: tuple[int, ...]) -> tuple[slice, ...]:
-    """The part of the padded input that a kernel position sees."""
-    axes = zip(tap.reach, geometry.stride, out_size, strict=True)
-    return tuple(slice(start, start + (size - 1) * stride + 1, stride) for start, stride, size in axes)
-
-
 def _attention_rows(attention: Tensor, partition: Partition) -> Tensor:
     """`[batch, m, n]` -> `[positions, in groups, batch, out groups, n]`."""
-    grid = attention.unflatten(1, (partition.positions, partition.out_groups, partition.in_groups))
-    return grid.permute(1, 3, 0, 2, 4).contiguous()
-
-
-def cells_by_position(cells: Tensor, partition: Partition) -> Tensor:
-    """`[n, *cell]` -> `[positions inside a cell, n, cell out * cell in]`."""
-    flat = cells.reshape(cells.shape[0], partition.cell_shape[0] * partition.cell_shape[1], -1)
-    return flat.permute(2, 0, 1).contiguous()
+    return grid(attention, partition).permute(1, 3, 0, 2, 4).contiguous()
 
 
 class _Input:
@@ -43,13 +30,12 @@ class _Input:
         self.linear = geometry.spatial_axes == 0
         self.geometry = geometry
         self.out_size = geometry.output_size(tuple(x.shape[2:]))
-        edges = [edge for pad in reversed(geometry.padding) for edge in (pad, pad)]
-        self.padded = F.pad(x, edges) if any(edges) else x
+        self.padded = with_padding(x, geometry)
 
     def columns(self, chunk: slice, tap: Tap) -> Tensor:
         if self.linear:
             return self.padded[chunk].transpose(1, 2)
-        seen = self.padded[(chunk, slice(None), *window(tap, self.geometry, self.out_size))]
+        seen = self.padded[(chunk, slice(None), *self.geometry.window(tap, self.out_size))]
         return seen.reshape(seen.shape[0] * self.geometry.groups, seen.shape[1] // self.geometry.groups, -1)
 
     def matrices(self, stacked: Tensor) -> Tensor:
@@ -139,7 +125,7 @@ def _scatter(grad_padded: Tensor, grad_columns: Tensor, chunk: slice, tap: Tap, 
     if source.linear:
         grad_padded[chunk].add_(grad_columns.transpose(1, 2))
     else:
-        target = grad_padded[(chunk, slice(None), *window(tap, source.geometry, source.out_size))]
+        target = grad_padded[(chunk, slice(None), *source.geometry.window(tap, source.out_size))]
         target += grad_columns.reshape(target.shape)
 
 

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from kernelwarehouse.assemble import pointwise
-from kernelwarehouse.assemble.build import load_native
+from kernelwarehouse.assemble.build import GRAIN, load_native
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.layout import channels_last
+from kernelwarehouse.assemble.layout import channels_last, visited
+from kernelwarehouse.assemble.mixtures import attention_pairs
 from kernelwarehouse.assemble.strategy import Strategy
-
-GRAIN = 8  # kGrain in csrc/tiles.h
 
 
 @lru_cache(maxsize=1024)
@@ -69,15 +68,6 @@ def _rows(geometry: Geometry, space: tuple[int, ...]) -> _Rows:
         return _Rows(index(*inside), math.prod(padded), index(*outside), torch.tensor(shifts))
 
 
-def attention_pairs(attention: Tensor, geometry: Geometry) -> Tensor:
-    """`[batch, m, n]` -> `[batch, out groups, positions * in groups, n]`."""
-    partition = geometry.partition
-    if partition.out_groups == 1 or partition.positions == 1:  # already in order
-        return attention.reshape(attention.shape[0], partition.out_groups, -1, attention.shape[2])
-    grid = attention.unflatten(1, (partition.positions, partition.out_groups, partition.in_groups))
-    return grid.transpose(1, 2).flatten(2, 3)
-
-
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias, channels last where the input is."""
     ops = torch.ops.kernelwarehouse
@@ -103,7 +93,7 @@ def _product(
 ) -> Tensor:
     last = channels_last(x)
     if pointwise.geometry_obstacle(geometry) is None and not last:
-        return one_position(pointwise.visited(x, geometry).contiguous(), *mixing)
+        return one_position(visited(x, geometry).contiguous(), *mixing)
     space = tuple(x.shape[2:])
     rows, out_size = _rows(geometry, space), geometry.output_size(space)
     tables = rows.targets, rows.padded, rows.places, rows.shifts

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernelwarehouse.assemble.blocks import kernel_chunks
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.layout import channels_last, matrices, new_images, write_product
+from kernelwarehouse.assemble.layout import channels_last, matrices, new_images, visited, write_product
 from kernelwarehouse.assemble.plain import assemble_kernels, split_kernels
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.assemble.sums import add_product, sum_from
@@ -27,13 +27,6 @@ def geometry_obstacle(geometry: Geometry) -> str | None:
 def obstacle(x: Tensor, geometry: Geometry) -> str | None:
     """The same for any input."""
     return geometry_obstacle(geometry)
-
-
-def visited(x: Tensor, geometry: Geometry) -> Tensor:
-    """The places that the kernel visits."""
-    if max(geometry.stride) == 1:
-        return x
-    return x[(slice(None), slice(None), *(slice(None, None, stride) for stride in geometry.stride))]
 
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:

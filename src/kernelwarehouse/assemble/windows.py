@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from kernelwarehouse.assemble.blocks import block_size, chunks
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.layout import channels_last, matrices, new_images, write_product
-from kernelwarehouse.assemble.matmul import window
+from kernelwarehouse.assemble.layout import channels_last, matrices, new_images, with_padding, write_product
+from kernelwarehouse.assemble.mixtures import grid
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.assemble.sums import add_product, new_sum
 from kernelwarehouse.partition import Partition
@@ -89,21 +89,16 @@ class _Mixing:
         return torch.mm(rows.flatten(0, 2), self.cells).view(*rows.shape[:2], -1, self.width)
 
 
-def _grid(attention: Tensor, partition: Partition) -> Tensor:
-    """`[batch, positions, out groups, in groups, n]`."""
-    return attention.unflatten(1, (partition.positions, partition.out_groups, partition.in_groups))
-
-
 def _forward_mixing(attention: Tensor, cells: Tensor, partition: Partition) -> _Mixing:
     """Kernels `[samples, positions * in, cell out]` for every group of outputs."""
-    rows = _grid(attention, partition).permute(2, 0, 1, 3, 4).flatten(2, 3).contiguous()
+    rows = grid(attention, partition).permute(2, 0, 1, 3, 4).flatten(2, 3).contiguous()
     numbers = cells.reshape(*cells.shape[:3], -1).permute(0, 3, 2, 1).reshape(len(cells), -1)
     return _Mixing(rows, numbers, partition.cell_shape[0])
 
 
 def _turned_mixing(attention: Tensor, cells: Tensor, partition: Partition) -> _Mixing:
     """Kernels `[samples, positions * out, cell in]` for every group of inputs, their positions from last to first."""
-    rows = _grid(attention, partition).flip(1).permute(3, 0, 1, 2, 4).flatten(2, 3).contiguous()
+    rows = grid(attention, partition).flip(1).permute(3, 0, 1, 2, 4).flatten(2, 3).contiguous()
     numbers = cells.reshape(*cells.shape[:3], -1)
     if numbers.shape[3] > 1:
         numbers = numbers.flip(3).permute(0, 3, 1, 2)
@@ -154,10 +149,6 @@ class _Layer:
         """Whether the only kernel position visits every place of the input, and none around it."""
         return math.prod(self.sliding.kernel) == max(self.sliding.stride) == 1 and not any(self.geometry.padding)
 
-    def padded(self) -> Tensor:
-        edges = [edge for pad in reversed(self.geometry.padding) for edge in (pad, pad)]
-        return F.pad(self.x, edges) if any(edges) else self.x
-
     def spread(self, grad: Tensor) -> Tensor:
         """The gradient of the output so padded that windows of it at every place of the input are what flows there."""
         geometry, edges = self.geometry, []
@@ -180,7 +171,7 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
     layer = _Layer(x, geometry)
     mixing = _forward_mixing(attention, cells, layer.partition)
     out = new_images(layer.x, geometry.out_channels, layer.out_size, layer.last)
-    _product(layer.padded(), layer.sliding, mixing, out.flatten(2), layer.partition)
+    _product(with_padding(layer.x, layer.geometry), layer.sliding, mixing, out.flatten(2), layer.partition)
     return out.transpose(1, 2) if layer.linear else out
 
 
@@ -226,17 +217,17 @@ def _folded(grad: Tensor, mixing: _Mixing, layer: _Layer) -> Tensor:
     total = new_images(like.to(wide), layer.x.shape[1], space, layer.last).zero_()
     groups = total.unflatten(1, (partition.in_groups, -1))
     for tap in geometry.taps:
-        place = (slice(None), slice(None), slice(None), *window(tap, geometry, layer.out_size))
+        place = (slice(None), slice(None), slice(None), *geometry.window(tap, layer.out_size))
         groups[place].add_(seen[:, tap.position, :, tap.inner])
-    edges = [-edge for pad in reversed(geometry.padding) for edge in (pad, pad)]
-    return matrices(F.pad(total, edges).to(grad.dtype), layer.last).unflatten(2, layer.x.shape[2:])
+    inside = F.pad(total, [-edge for edge in geometry.edges]).to(grad.dtype)
+    return matrices(inside, layer.last).unflatten(2, layer.x.shape[2:])
 
 
 def _mixing_gradient(
     grad: Tensor, attention: Tensor, cells: Tensor, mixing: _Mixing, layer: _Layer
 ) -> tuple[Tensor, Tensor]:
     """Of attentions and cells, for the gradient of the output."""
-    partition, padded, stack = layer.partition, layer.padded(), grad.flatten(2)
+    partition, padded, stack = layer.partition, with_padding(layer.x, layer.geometry), grad.flatten(2)
     grad_rows, grad_cells = torch.empty_like(mixing.rows), new_sum(mixing.cells)
     for chunk in _chunks(len(grad), mixing, stack.shape[2], grad.device):
         seen = _windows(padded[chunk], layer.sliding, partition, partition.cell_shape[1], layer.last)
