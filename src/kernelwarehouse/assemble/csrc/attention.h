@@ -14,7 +14,7 @@
 
 namespace kernelwarehouse {
 
-// The sum of one channel: eight sums at a time in blocks, and doubles from block to block, lose little.
+// The sum of one channel: a sum for every lane in blocks, and doubles from block to block, lose little.
 inline double sum_of(const float* from, Int count) {
   constexpr Int block = 64 * kLanes;
   double sum = 0;
@@ -113,7 +113,7 @@ inline Tensor attention_hidden(const Tensor& x, const Tensor& fc1, const Tensor&
 }
 
 inline float absolute_sum(const float* from, Int count) {
-  Lanes partial = {};  // eight sums: faster, and closer to the true sum, than one
+  Lanes partial = {};  // a sum for every lane: faster, and closer to the true sum, than one
   Int j = 0;
   for (; j + kLanes <= count; j += kLanes) {
     const Lanes value = load(from + j);
