@@ -331,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         paper(chosen, console)
         return
     if chosen.device.startswith("cuda") and not torch.cuda.is_available():
-        raise SystemExit("torch sees no GPU; --device cpu tries the command, --paper counts without one")
+        raise SystemExit("torch sees no GPU; --device cpu --out FILE tries the command, --paper counts without one")
     if not chosen.device.startswith("cuda") and chosen.preset and chosen.out is None:
         parser.error(f"--device {chosen.device} is for a try: name a file with --out, or its times would choose here")
     convolutions = torch.backends.cudnn.allow_tf32

@@ -1,10 +1,10 @@
 """What a layer does to a GPU, counted where there is none: launches, bytes moved and bytes alive, on fake tensors.
 
 FakeTensorMode follows shapes, types and memory formats of `cuda` tensors and computes nothing; it refuses `.item()` and
-the like, which would wait for a GPU, and `refuse_copies` those from and to the host. What a library does inside one
-operator is not seen. torch's autograd does not run on such tensors: forward and backward of a strategy are called as
-they are, and attention branches, which autograd differentiates, are counted on fake tensors of the CPU, where they take
-the same steps.
+the like, which would wait for a GPU. Copies from and to the host are refused by `refuse_copies`. What a library does
+inside one operator is not seen. torch's autograd does not run on such tensors: forward and backward of a strategy are
+called as they are, and attention branches, which autograd differentiates, are counted on fake tensors of the CPU, where
+they take the same steps.
 """
 
 import weakref
@@ -38,7 +38,9 @@ _MEMORY_ONLY = {
 
 def refuse_copies(func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
     """Raise where numbers go from one device to another: that waits for a GPU, and FakeTensorMode lets it pass."""
-    devices = {tensor.device.type for tensor in (*inputs, *outputs) if tensor.dim() > 0}
+    # A number on the host may be used on a GPU; it goes along with the launch.
+    along = func is not _aten.copy_.default
+    devices = {tensor.device.type for tensor in (*inputs, *outputs) if tensor.dim() > 0 or not along}
     if len(devices) > 1 or (outputs and inputs and outputs[0].device.type != inputs[0].device.type):
         raise RuntimeError(f"{func} goes from {[str(tensor.device) for tensor in inputs]} to another device")
 

@@ -42,8 +42,8 @@ class Sum:
             return self._run == run
 
     def total_for(self, cells: Tensor) -> Tensor | None:
-        """The sum so far, to be added to; zeros at first where it has more digits than a gradient in the type of these
-        cells, so that no strategy that adds up in more digits has to round. Otherwise nothing, before the first."""
+        """The sum so far, for strategies that add to it. Before the first, nothing; or zeros, where it has more digits
+        than a gradient in the type of these cells: then sums over chunks need not be rounded to be handed over."""
         more = sum_dtype(cells.dtype)
         if self._total is None and more != cells.dtype:
             self._total = torch.zeros_like(cells, dtype=more, memory_format=torch.contiguous_format)

@@ -12,6 +12,7 @@ import pytest
 from kernel_processes import LOAD, environment, names, run
 from torch.utils import cpp_extension
 
+from compiled_kernels import COMPILED
 from kernelwarehouse.assemble import build, kernel_cache
 
 LAYER = (
@@ -49,6 +50,21 @@ def test_width_that_there_is_not_is_named(routes: str, tmp_path: Path) -> None:
     assert found.startswith("loaded False\nfrom\nshape (2, 8, 3, 3)\n")
     assert found.count("LOG") == 1
     assert "KERNELWAREHOUSE_LANES is '12', and has to be 8 or 16" in found
+
+
+def test_a_trace_may_be_the_first_use_of_all() -> None:
+    """In a process of its own: this one has loaded the kernels."""
+    script = """
+import torch
+from kernelwarehouse.assemble.build import load_native
+from kernelwarehouse.layers import Conv2d
+layer, x = Conv2d(8, 16, 3, padding=1).eval(), torch.randn(2, 8, 6, 6)
+with torch.no_grad():
+    traced = torch.jit.trace(layer, x, check_trace=False)
+    print(load_native(), torch.allclose(traced(x[:1]), layer(x[:1]), atol=1e-5))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == f"{COMPILED} True\n", done.stderr
 
 
 def test_each_width_is_a_library_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,8 @@ def test_what_would_wait_is_refused() -> None:
         with pytest.raises(DataDependentOutputException):
             layer.attention.get_temperature()
         coefficients, factors = layer.attention.factored(torch.empty(2, 8, device="cuda"))
-        for away in (lambda: coefficients.cpu(), lambda: torch.ones(3).to("cuda")):
+        one, there = torch.ones(()), torch.ones((), device="cuda")
+        for away in (coefficients.cpu, lambda: torch.ones(3).to("cuda"), lambda: one.copy_(there)):
             for mode in (Count, _Shapes):
                 with pytest.raises(RuntimeError, match="to another device"), mode():
                     away()

@@ -229,6 +229,7 @@ def test_what_has_one_way_only_is_not_kept(measuring: Path, monkeypatch: pytest.
         ('{"format": 2, "routes": {}}', "no routes of format 1"),
         ('{"format": 1, "routes": {"a": {"forward": "fast"}}}', "no strategy 'fast'"),
         ('{"format": 1, "routes": {"a": {"ahead": "plain"}}}', "cannot be taken"),
+        ('{"format": 1, "routes": {"a": {"forward": null, "backward": "native"}}}', "no strategy None"),
         ('{"format": 1, "routes": {"a": {"forward": "hidden", "backward": "matmul"}}}', "cannot have 'matmul'"),
         ('{"format": 1, "routes": {"a": {"forward": "native", "backward": "hidden"}}}', "cannot have 'hidden'"),
         ('{"format": 1, "routes": {"a": {"forward": "basis", "backward": "matmul"}}}', "basis is for inference alone"),

@@ -40,12 +40,24 @@ def load_native() -> bool:
     if os.environ.get("KERNELWAREHOUSE_NATIVE", "1") == "0":
         return False
     try:
-        _load()
-        torch.ops.kernelwarehouse.mixes_across()  # found out now, not in the first run of a layer, which may be timed
+        with _out_of_sight_of_tracers():
+            _load()
+            torch.ops.kernelwarehouse.mixes_across()  # found out now, not in a layer's first run, which may be timed
     except (RuntimeError, OSError, ImportError) as error:
         _log.warning("compiled kernels are not used, pure PyTorch is: %s", _first_line(error))
         return False
     return True
+
+
+@contextmanager
+def _out_of_sight_of_tracers() -> Iterator[None]:
+    """`torch.jit.trace` records every operator, and fails at one whose results are no tensors."""
+    record, recording = torch._C._set_tracing_state, torch._C._get_tracing_state()  # type: ignore[attr-defined]
+    record(None)
+    try:
+        yield
+    finally:
+        record(recording)
 
 
 def _load() -> None:

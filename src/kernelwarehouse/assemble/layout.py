@@ -12,7 +12,7 @@ from kernelwarehouse.assemble.geometry import Geometry
 
 
 def channels_last(x: Tensor) -> bool:
-    """Whether the channels of `[batch, channels, *space]` come last in memory, or are some of those that do."""
+    """Whether the channels of `[batch, channels, *space]` come last in memory, or are the neighbouring ones of more."""
     if x.dim() <= 2 or x.is_contiguous():
         return False
     if x.movedim(1, -1).is_contiguous():

@@ -40,8 +40,8 @@ class Choice:
     backward: str | None = None
 
     def __post_init__(self) -> None:
-        for name in (self.forward, self.backward):
-            if name is not None and name not in STRATEGIES and name != "basis":
+        for name in (self.forward, *([] if self.backward is None else [self.backward])):
+            if name not in STRATEGIES and name != "basis":
                 raise StrategyError(f"there is no strategy {name!r}; there are {', '.join(STRATEGIES)} and basis")
         if self.backward is None:
             return
