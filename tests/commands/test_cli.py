@@ -50,7 +50,7 @@ def test_zoo_lists_counts_beside_the_papers(capsys: pytest.CaptureFixture[str]) 
     assert "advanced_published" in row
     assert "kw1d4x_resnet18: no setting gives the printed count" in printed.splitlines()
     note = next(line for line in printed.splitlines() if line.startswith("recipes: "))
-    assert "no configuration of kw3d4x_convnext_tiny, of KW* and of the compared methods" in note
+    assert "no configuration of kw3d4x_convnext_tiny, of KW*, of DeiT, of the compared methods" in note
     assert "…" not in printed
 
 
