@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import kernelwarehouse as kw
-from compiled_kernels import CAN_BE, pretend
+from compiled_kernels import CAN_BE, COMPILED, pretend
 from kernelwarehouse.assemble import force, route_table, routing
 from kernelwarehouse.assemble.measure import Times
 from kernelwarehouse.assemble.question import Question
@@ -58,6 +58,14 @@ def test_forced_and_prepared_ways_are_seen() -> None:
     assert {cost.layer for cost in costs if cost.strategy == "basis"} == set(prepared)
     hidden = model[1].attention.shape.hidden
     assert next(cost for cost in costs if cost.layer == "1").mixing == 64 * (hidden + 1) * 9 * 16 * 16
+
+
+@pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels")
+def test_winograd_is_counted_by_its_own_products() -> None:
+    with force("winograd"):
+        cost = explain(_model()[1], torch.randn(2, 16, 7, 6))[0]
+    assert cost.strategy == "winograd"
+    assert cost.product == 2 * (4 * 3) * 16 * 16 * 16  # 16 for every tile of 2x2
 
 
 def test_mixing_through_the_hidden_vector_is_seen_and_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import kernelwarehouse as kw
 from compiled_kernels import CAN_BE, COMPILED, pretend
 from devices import DEVICE
-from kernelwarehouse.assemble import basis, force, native
+from kernelwarehouse.assemble import force, native
 from kernelwarehouse.assemble.basis import Prepared, make_basis, make_compact
 from kernelwarehouse.assemble.branch import coefficients
 from kernelwarehouse.config import WarehouseConfig
@@ -59,7 +59,7 @@ def _layers() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
             Conv2d(32, 48, 1, config=WarehouseConfig(2, in_ratio=0.5, out_ratio=1 / 3)),
             (3, 32, 5, 5),
         ),
-        "native, many rows": (Conv2d(16, 16, 3, config=WarehouseConfig(2)), (17, 16, 5, 5)),
+        "native, 3x3 at stride 1, many rows": (Conv2d(16, 16, 3, config=WarehouseConfig(2)), (17, 16, 5, 5)),
         "groups": (Conv2d(8, 12, 3, groups=2, config=WarehouseConfig(3)), (2, 8, 6, 6)),
         "linear": (Linear(6, 10, config=WarehouseConfig(8)), (3, 7, 6)),
     }
@@ -84,11 +84,13 @@ def test_basis_gives_what_the_cells_give(
     pooled = x.mean(1) if isinstance(layer, Linear) else x.flatten(2).mean(2)
     prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry, compact)
     v, scale = coefficients(layer.attention, pooled)
-    evaluate = native.forward_basis if fused else basis.forward
-    out = evaluate(x, v, scale, prepared.basis, prepared.steps, layer.geometry)
-    if layer.bias is not None:
-        out = out + (layer.bias if isinstance(layer, Linear) else layer.bias.view(-1, 1, 1))
-    assert (out - expected).abs().max() <= (3e-4 if compact else 1e-5) * expected.abs().max()
+    ways = prepared.strategies(x, layer.geometry)
+    assert [way.name for way in ways] == (["basis", "winograd basis"] if fused and "3x3" in name else ["basis"])
+    for way in ways:
+        out = way.forward(x, v, scale, layer.warehouse.cells, layer.geometry)
+        if layer.bias is not None:
+            out = out + (layer.bias if isinstance(layer, Linear) else layer.bias.view(-1, 1, 1))
+        assert (out - expected).abs().max() <= (3e-4 if compact else 1e-5) * expected.abs().max()
 
 
 def test_compact_bases_are_within_half_a_step_of_the_whole_ones() -> None:

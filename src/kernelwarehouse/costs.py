@@ -11,6 +11,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from kernelwarehouse._terminal import console
+from kernelwarehouse.assemble import winograd
+from kernelwarehouse.assemble.registry import BASES, WINOGRAD_BASIS
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.layers import Linear, WarehouseLayer
 
@@ -78,9 +80,13 @@ def _cost(name: str, layer: WarehouseLayer, x: Tensor, output: Tensor) -> LayerC
         raise KernelWarehouseError(
             f"{name} was called through a compiler, which does not tell how; explain the model itself"
         )
-    mixed = {"basis": batch * units, "hidden": (batch + cells) * units}.get(way.forward, batch * cells)
-    positions = output.numel() // geometry.out_channels
-    return LayerCost(name, way.forward, way.reason, mixed * kernel, positions * kernel, way.backward)
+    by_unit = {**dict.fromkeys(BASES, batch * units), "hidden": (batch + cells) * units}
+    if way.forward in (winograd.STRATEGY.name, WINOGRAD_BASIS):
+        product = batch * winograd.multiply_adds(geometry, tuple(output.shape[-2:]))
+    else:
+        product = output.numel() // geometry.out_channels * kernel
+    mixing = by_unit.get(way.forward, batch * cells) * kernel
+    return LayerCost(name, way.forward, way.reason, mixing, product, way.backward)
 
 
 @contextmanager

@@ -68,6 +68,17 @@ def cases(draw: st.DrawFn, *, native: bool = False, groups: bool = True) -> Case
 
 
 @st.composite
+def winograd_cases(draw: st.DrawFn) -> Case:
+    """Layers of 3x3 kernels at stride 1, on images of odd and even sizes."""
+    cell = draw(st.sampled_from([8, 16, 24, 40])), draw(st.sampled_from([8, 16, 24]))
+    shape = cell[0] * draw(st.integers(1, 3)), cell[1] * draw(st.integers(1, 2))
+    padding = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    space = tuple(draw(st.integers(max(1, 3 - 2 * pad), 9)) for pad in padding)
+    geometry = Geometry(Partition((*shape, 3, 3), (*cell, 1, 1)), (1, 1), padding, (1, 1))
+    return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
+
+
+@st.composite
 def pointwise_cases(draw: st.DrawFn) -> Case:
     """Layers of one kernel position."""
     axes, cell = draw(st.integers(1, 3)), (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
@@ -99,10 +110,11 @@ CASES: dict[str, st.SearchStrategy[Case]] = {
     "pointwise": pointwise_cases(),
     "native": cases(native=True),
     "depthwise": depthwise_cases(),
+    "winograd": winograd_cases(),
 }
 """Name of a strategy that mixes with attentions -> layers that it can evaluate."""
 
-NEEDS_COMPILER = ("native", "depthwise")
+NEEDS_COMPILER = ("native", "depthwise", "winograd")
 EVERYWHERE = [name for name in CASES if name not in NEEDS_COMPILER]
 """Strategies for every device and type."""
 

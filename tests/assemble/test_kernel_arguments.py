@@ -73,6 +73,26 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         | TABLES
         | {"dense": True, "wants_input": True, "total": torch.zeros(CELLS, CELL, CELL)},
     ),
+    "winograd": (
+        "forward_winograd",
+        X
+        | {"attention": torch.randn(BATCH, GROUPS, 9, CELLS), "cells": torch.randn(CELLS, CELL, CELL)}
+        | {"padding": (1, 1), "channels_last": False},
+    ),
+    "winograd, channels last": (
+        "forward_winograd",
+        {"x": torch.randn(BATCH, 3, 4, CELL)}
+        | {"attention": torch.randn(BATCH, GROUPS, 9, CELLS), "cells": torch.randn(CELLS, CELL, CELL)}
+        | {"padding": (1, 1), "channels_last": True},
+    ),
+    "winograd basis": ("forward_winograd_basis", X | BASIS | {"padding": (1, 1), "channels_last": False}),
+    "winograd backward": (
+        "backward_winograd",
+        {"grad": torch.randn(BATCH, GROUPS * CELL, 3, 4)}
+        | X
+        | {"attention": torch.randn(BATCH, GROUPS, 9, CELLS), "cells": torch.randn(CELLS, CELL, CELL)}
+        | {"padding": (1, 1), "wants_input": True, "total": torch.zeros(CELLS, CELL, CELL)},
+    ),
     "depthwise": (
         "forward_depthwise",
         X
@@ -104,10 +124,14 @@ TENSORS = [
 FREE = {
     *(
         (name, "x", axis)
-        for name in ("pointwise", "pointwise basis", "depthwise", "depthwise gradient")
+        for name in ("pointwise", "pointwise basis", "depthwise", "depthwise gradient", "winograd", "winograd basis")
         for axis in (2, 3)
     ),
-    *((name, "attention", 1) for name in ("taps", "channels last", "pointwise", "depthwise")),
+    *(("winograd, channels last", "x", axis) for axis in (1, 2)),
+    *(
+        (name, "attention", 1)
+        for name in ("taps", "channels last", "pointwise", "depthwise", "winograd", "winograd, channels last")
+    ),
     *((name, "places", 0) for name in ("taps", "channels last", "basis", "compact basis")),
     *(("depthwise gradient", "grad", axis) for axis in (2, 3)),
     *((name, "x", axis) for name in ("attention", "coefficients") for axis in (0, 2, 3)),
@@ -208,6 +232,18 @@ def test_depthwise_options_are_checked(option: str, value: tuple[int, int]) -> N
     for name in ("depthwise", "depthwise gradient"):
         with pytest.raises(ValueError, match="two numbers each are wanted: strides of 1 or 2"):
             call(name, **{option: value})
+
+
+@pytest.mark.parametrize("padding", [(1,), (1, 1, 1), (1, -1), (1 << 31, 1), (0, 1 << 30)])
+def test_padding_for_winograd_is_checked(padding: tuple[int, ...]) -> None:
+    for name in ("winograd", "winograd basis", "winograd backward"):
+        with pytest.raises((ValueError, RuntimeError), match=r"padding|padded by"):
+            call(name, padding=padding)
+
+
+def test_images_that_a_kernel_does_not_fit_into_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"images of 2x4 padded by \[0, 0\] do not fit a kernel of 3x3"):
+        call("winograd", x=torch.randn(BATCH, CELL, 2, 4), padding=(0, 0))
 
 
 def test_rows_are_counted_without_an_overflow() -> None:

@@ -89,6 +89,17 @@ SHAPES = [
     Shape((440, 8), 6, batch=2, kernel=1, padding=0, space=(3, 3)),  # several blocks of output channels
 ]
 POINTWISE = [shape for shape in SHAPES if shape.kernel == 1]
+# For Winograd's transform: images of odd and even sizes that are cut into strips, kernels of which some channels are
+# transformed at a time, blocks of output channels of which the last is narrower, several runs of pairs.
+SQUARE = [
+    *(shape for shape in SHAPES if (shape.kernel, shape.stride, shape.dilation) == (3, 1, 1)),
+    Shape((64, 64), 6, space=(57, 40)),
+    Shape((80, 256), 40, groups=(2, 1), space=(7, 9)),
+    Shape((72, 512), 4, batch=17, groups=(1, 2), space=(7, 7)),
+    Shape((16, 8), 6, batch=34, groups=(3, 2), space=(2, 2)),
+    Shape((40, 24), 7, groups=(1, 2), padding=2, space=(1, 3)),
+    Shape((8, 2048), 3, batch=1, padding=0, space=(3, 4)),
+]
 
 
 def _random(*shape: int) -> Tensor:
@@ -141,6 +152,33 @@ def test_gradients(shape: Shape, wants_input: bool) -> None:
     _assert_close(total, exact[2] + 1)
 
 
+@pytest.mark.parametrize("shape", SQUARE, ids=str)
+def test_outputs_by_winograd(shape: Shape) -> None:
+    x, (attention, cells), padding = shape.x(), shape.mixing(), (shape.padding, shape.padding)
+    exact = shape.plain(x.double(), _mixed(attention.double(), cells.double()))
+    _assert_close(_ops().forward_winograd(x, attention, cells, padding, False), exact)
+    last = _ops().forward_winograd(x.permute(0, 2, 3, 1).contiguous(), attention, cells, padding, True)
+    _assert_close(last.permute(0, 3, 1, 2), exact)
+
+
+@pytest.mark.parametrize("wants_input", [False, True])
+@pytest.mark.parametrize("shape", SQUARE, ids=str)
+def test_gradients_by_winograd(shape: Shape, wants_input: bool) -> None:
+    x, (attention, cells), padding = shape.x(), shape.mixing(), (shape.padding, shape.padding)
+    leaves = _doubles(x, attention, cells)
+    out = shape.plain(leaves[0], _mixed(*leaves[1:]))
+    grad = _random(*out.shape)
+    exact = torch.autograd.grad(out, leaves, grad.double())
+    got = _ops().backward_winograd(grad, x, attention, cells, padding, wants_input)
+    if wants_input:
+        _assert_close(got[0], exact[0])
+    _assert_close(got[1], exact[1])
+    _assert_close(got[2], exact[2])
+    total = torch.ones_like(cells)
+    assert _ops().backward_winograd(grad, x, attention, cells, padding, wants_input, total)[2] is None
+    _assert_close(total, exact[2] + 1)
+
+
 @pytest.mark.parametrize("shape", POINTWISE, ids=str)
 def test_outputs_of_one_kernel_position(shape: Shape) -> None:
     x, (attention, cells) = shape.x(), shape.mixing()
@@ -150,7 +188,7 @@ def test_outputs_of_one_kernel_position(shape: Shape) -> None:
 
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("active", [0, 1, 0.5])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", dict.fromkeys([*SHAPES, *SQUARE]), ids=str)
 def test_outputs_from_bases(shape: Shape, active: float, compact: bool) -> None:
     """Of the hidden vector all, some or no units are other than 0. Bases in 16 bits count as what they stand for."""
     x, n = shape.x(), min(shape.n, 12)
@@ -169,6 +207,12 @@ def test_outputs_from_bases(shape: Shape, active: float, compact: bool) -> None:
         _assert_close(got.transpose(1, 2) if channels_last else got, exact.flatten(2))
     if shape.kernel == 1:
         _assert_close(_ops().forward_pointwise_basis(x, hidden, scale, basis, steps), exact)
+    if shape in SQUARE:
+        padding = shape.padding, shape.padding
+        _assert_close(_ops().forward_winograd_basis(x, hidden, scale, basis, steps, padding, False), exact)
+        last = x.permute(0, 2, 3, 1).contiguous()
+        got = _ops().forward_winograd_basis(last, hidden, scale, basis, steps, padding, True)
+        _assert_close(got.permute(0, 3, 1, 2), exact)
 
 
 @pytest.fixture
@@ -195,6 +239,8 @@ def test_how_cells_are_read_changes_no_bit(shape: Shape, ways_of_reading: Callab
             outputs.append(_ops().forward_taps_basis(x.flatten(2), hidden, scale, kept, steps, *tables))
         if shape.kernel == 1:
             outputs.append(_ops().forward_pointwise(x, attention, cells))
+        if shape in SQUARE:
+            outputs.append(_ops().forward_winograd(x, attention, cells, (shape.padding, shape.padding), False))
         found.append(outputs)
     for along, across in zip(*found, strict=True):
         assert torch.equal(along, across)
@@ -229,6 +275,6 @@ def test_other_width() -> None:
     """What this machine would not choose is compiled and tested as well: everything here, and random layers."""
     other = {8: "16", 16: "8"}[_ops().lanes()]
     files = [str(HERE / f"test_{name}.py") for name in ("kernels", "strategies", "branch")]
-    tests = [*files, "-k", "kernels or branch or native or depthwise"]
+    tests = [*files, "-k", "kernels or branch or native or depthwise or winograd"]
     assert _run_as(other, "-c", LANES).strip() == other  # tests are skipped where there are no kernels
     _run_as(other, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *tests)

@@ -178,7 +178,8 @@ def test_every_candidate_is_measured_once_and_the_choice_kept(
         with torch.set_grad_enabled(training):
             layer(x)
     [candidates] = measured
-    assert {strategy.name for strategy in candidates} == {"grouped", "matmul"} | ({"native"} if COMPILED else set())
+    compiled = {"native", "winograd"} if COMPILED else set()
+    assert {strategy.name for strategy in candidates} == {"grouped", "matmul"} | compiled
     assert layer.route is not None
     assert layer.route.reason.startswith("measured: forward ")
     assert ("; backward " in layer.route.reason) == training
@@ -255,7 +256,7 @@ def test_a_basis_is_timed_beside_the_others_and_can_be_pinned(
         [(key, choice)] = route_table.read(measuring).items()
         assert ("compact basis" in key) == (compact and COMPILED)
         assert choice.forward == layer.route.forward
-        for way in ("basis", "grouped"):
+        for way in ("basis", "grouped", *(["winograd basis"] if COMPILED else [])):
             with route_table.keeping({key: Choice(way)}):
                 layer(x)
                 assert layer.route.forward == way

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from kernelwarehouse.assemble import hidden, native
+from kernelwarehouse.assemble import hidden, native, winograd
 from kernelwarehouse.assemble.blocks import kernel_chunks
 from kernelwarehouse.assemble.branch import coefficients
 from kernelwarehouse.assemble.context import recorded
@@ -29,6 +29,7 @@ from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.mixtures import grid
 from kernelwarehouse.assemble.plain import apply_kernels, apply_static
 from kernelwarehouse.assemble.rates import Rates
+from kernelwarehouse.assemble.registry import BASES, BASIS, WINOGRAD_BASIS
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.attention import Attention
 
@@ -125,20 +126,29 @@ class Prepared:
             return False
         return self.fresh(attention, cells) and hidden.obstacle(attention) is None  # hooks may have come since
 
-    def evaluate(self, x: Tensor, seen: Tensor, geometry: Geometry) -> Tensor:
-        """The output of a layer without its bias."""
+    def evaluate(self, x: Tensor, seen: Tensor, geometry: Geometry, way: str) -> Tensor:
+        """The output of a layer without its bias, by one of `BASES`."""
         units, scale = coefficients(self.attention, seen)
-        return self._mix(x, units, scale, geometry)
+        return self._mix(way, x, units, scale, geometry)
 
-    def strategy(self) -> Strategy:
-        """Mixing from this basis as one of the ways to evaluate a layer, to be timed beside the others."""
-        return Strategy(
-            "basis", lambda x, units, scale, _, geometry: self._mix(x, units, scale, geometry), None, mixing="basis"
-        )
+    def strategies(self, x: Tensor, geometry: Geometry) -> list[Strategy]:
+        """Mixing from this basis as ways to evaluate a layer, to be timed beside the others."""
 
-    def _mix(self, x: Tensor, units: Tensor, scale: Tensor, geometry: Geometry) -> Tensor:
+        def mixing(name: str) -> Strategy:
+            return Strategy(
+                name,
+                lambda x, units, scale, _, geometry: self._mix(name, x, units, scale, geometry),
+                None,
+                mixing="basis",
+            )
+
+        return [mixing(name) for name in (BASES if winograd.obstacle(x, geometry) is None else [BASIS])]
+
+    def _mix(self, way: str, x: Tensor, units: Tensor, scale: Tensor, geometry: Geometry) -> Tensor:
         scale = scale * (1 - self.tau)
-        if native.obstacle(x, geometry) is None:
+        if way == WINOGRAD_BASIS:
+            out = winograd.forward_basis(x, units, scale, self.basis, self.steps, geometry)
+        elif native.obstacle(x, geometry) is None:
             out = native.forward_basis(x, units, scale, self.basis, self.steps, geometry)
         else:
             out = forward(x, units, scale, self.basis, self.steps, geometry)

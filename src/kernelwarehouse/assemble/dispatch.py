@@ -8,7 +8,7 @@ from kernelwarehouse.assemble.basis import Prepared
 from kernelwarehouse.assemble.branch import attend
 from kernelwarehouse.assemble.context import forced, traced
 from kernelwarehouse.assemble.geometry import Geometry
-from kernelwarehouse.assemble.registry import STRATEGIES
+from kernelwarehouse.assemble.registry import BASES, STRATEGIES
 from kernelwarehouse.assemble.routing import Route, route
 from kernelwarehouse.assemble.strategy import Recomputed
 from kernelwarehouse.attention import Attention
@@ -44,8 +44,8 @@ def evaluate_layer(
         else:
             cast = warehouse.cells_as(dtype, attention)
     way = route(x, cells if cast is None else cast, geometry, attention, prepared)
-    if way.forward == "basis" and prepared is not None:
-        return prepared.evaluate(x, seen, geometry), way
+    if way.forward in BASES and prepared is not None:
+        return prepared.evaluate(x, seen, geometry, way.forward), way
     factored = STRATEGIES[way.forward].mixing == "factors"
     mixing: tuple[Tensor, ...] = attention.factored(seen) if factored else (attend(attention, seen),)
     if mixing[0].dtype != (dtype or cells.dtype):

@@ -19,6 +19,13 @@ def attention_pairs(attention: Tensor, geometry: Geometry) -> Tensor:
     return grid(attention, partition).transpose(1, 2).flatten(2, 3)
 
 
+def from_pairs(pairs: Tensor, geometry: Geometry) -> Tensor:
+    """The other way round."""
+    partition = geometry.partition
+    parts = pairs.unflatten(2, (partition.positions, partition.in_groups)).transpose(1, 2)
+    return parts.reshape(pairs.shape[0], partition.mixtures, pairs.shape[3])
+
+
 def cells_by_position(cells: Tensor, partition: Partition) -> Tensor:
     """`[n, *cell]` -> `[positions inside a cell, n, cell out * cell in]`."""
     flat = cells.reshape(cells.shape[0], partition.cell_shape[0] * partition.cell_shape[1], -1)

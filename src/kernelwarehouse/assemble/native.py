@@ -12,7 +12,7 @@ from kernelwarehouse.assemble import pointwise
 from kernelwarehouse.assemble.build import GRAIN, load_native
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.layout import channels_last, visited
-from kernelwarehouse.assemble.mixtures import attention_pairs
+from kernelwarehouse.assemble.mixtures import attention_pairs, from_pairs
 from kernelwarehouse.assemble.strategy import Strategy
 
 
@@ -128,10 +128,8 @@ def backward(
         wants_input,
         None if total is None else total.flatten(2),
     )
-    partition = geometry.partition
-    grad_attention = grad_pairs.unflatten(2, (partition.positions, partition.in_groups)).transpose(1, 2)
-    grad_input = grad_x.view(x.shape) if wants_input else None
-    return grad_input, grad_attention.reshape(attention.shape), grad_cells.view(cells.shape) if total is None else total
+    grad_input, grad_attention = grad_x.view(x.shape) if wants_input else None, from_pairs(grad_pairs, geometry)
+    return grad_input, grad_attention, grad_cells.view(cells.shape) if total is None else total
 
 
 STRATEGY = Strategy("native", forward, backward, obstacle, adds=True)

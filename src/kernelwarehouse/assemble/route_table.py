@@ -21,7 +21,7 @@ from filelock import FileLock
 from kernelwarehouse._files import write_file
 from kernelwarehouse._version import __version__
 from kernelwarehouse.assemble import build, kernel_cache
-from kernelwarehouse.assemble.registry import STRATEGIES
+from kernelwarehouse.assemble.registry import BASES, STRATEGIES
 from kernelwarehouse.errors import StrategyError
 
 VARIABLE = "KERNELWAREHOUSE_ROUTES"
@@ -41,11 +41,11 @@ class Choice:
 
     def __post_init__(self) -> None:
         for name in (self.forward, *([] if self.backward is None else [self.backward])):
-            if name not in STRATEGIES and name != "basis":
-                raise StrategyError(f"there is no strategy {name!r}; there are {', '.join(STRATEGIES)} and basis")
+            if name not in (*STRATEGIES, *BASES):
+                raise StrategyError(f"there is no strategy {name!r}; there are {', '.join((*STRATEGIES, *BASES))}")
         if self.backward is None:
             return
-        if "basis" in (self.forward, self.backward):
+        if {*BASES} & {self.forward, self.backward}:
             raise StrategyError(f"{self.forward!r} with {self.backward!r} for backward: a basis is for inference alone")
         if STRATEGIES[self.forward].mixing != STRATEGIES[self.backward].mixing:
             raise StrategyError(

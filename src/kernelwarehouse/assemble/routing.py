@@ -16,7 +16,7 @@ from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.layout import channels_last
 from kernelwarehouse.assemble.measure import choose, measure
 from kernelwarehouse.assemble.question import Question
-from kernelwarehouse.assemble.registry import STRATEGIES
+from kernelwarehouse.assemble.registry import BASIS, STRATEGIES
 from kernelwarehouse.assemble.route_table import Choice
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.attention import Attention
@@ -153,8 +153,8 @@ def _require(strategy: Strategy, x: Tensor, geometry: Geometry, attention: Atten
 def _answer(x: Tensor, cells: Tensor, question: Question, prepared: Prepared | None) -> Route:
     usual, candidates = _by_rule(x, question), _candidates(x, question)
     if question.basis and prepared is not None:  # what `prepare_inference` has chosen to keep is there to be used
-        usual = Route("basis", None, f"prepared: mixes {question.basis} kernels instead of {question.cells}")
-        candidates.append(prepared.strategy())
+        usual = Route(BASIS, None, f"prepared: mixes {question.basis} kernels instead of {question.cells}")
+        candidates += prepared.strategies(x, question.geometry)
     if type(x) is not Tensor or len(candidates) == 1:
         return usual
     key, names = question.key(), [strategy.name for strategy in candidates]

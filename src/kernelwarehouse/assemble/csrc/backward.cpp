@@ -1,6 +1,10 @@
 // Backward (see ops.cpp).
-#include "backward.h"
-
 #include <torch/library.h>
 
-TORCH_LIBRARY_IMPL(kernelwarehouse, CPU, library) { library.impl("backward_taps", &kernelwarehouse::backward_taps); }
+#include "backward_taps.h"
+#include "winograd_backward.h"
+
+TORCH_LIBRARY_IMPL(kernelwarehouse, CPU, library) {
+  library.impl("backward_taps", &kernelwarehouse::backward_taps);
+  library.impl("backward_winograd", &kernelwarehouse::backward_winograd);
+}

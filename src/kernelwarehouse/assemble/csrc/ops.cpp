@@ -59,6 +59,15 @@ TORCH_LIBRARY(kernelwarehouse, library) {
       "forward_taps_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps, Tensor targets, "
       "int padded_places, Tensor places, Tensor shifts, bool channels_last) -> Tensor");
   library.def("forward_pointwise_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps) -> Tensor");
+  // 3x3 at stride 1 by Winograd's transform: winograd_forward.h, winograd_backward.h.
+  library.def(
+      "forward_winograd(Tensor x, Tensor attention, Tensor cells, int[2] padding, bool channels_last) -> Tensor");
+  library.def(
+      "forward_winograd_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps, int[2] padding, "
+      "bool channels_last) -> Tensor");
+  library.def(
+      "backward_winograd(Tensor grad, Tensor x, Tensor attention, Tensor cells, int[2] padding, bool wants_input, "
+      "Tensor(a!)? total=None) -> (Tensor, Tensor, Tensor)");
   library.def(
       "backward_taps(Tensor grad, Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, "
       "Tensor places, Tensor shifts, bool dense, bool wants_input, Tensor(a!)? total=None) -> (Tensor, Tensor, "

@@ -180,17 +180,20 @@ struct AlongRows {
   }
 };
 
-// A's columns lie contiguous, as pack_columns leaves them; row k of B is at b + places[k].
+// A's columns lie one after the other, as pack_columns leaves them, or `apart` from each other; row k of B is at
+// b + places[k].
 struct AcrossRows {
   Int depth;
   const float* b;
   const Int* places;
+  Int apart = 0;
 
   template <int R, int V, int L>
   __attribute__((noinline)) void multiply(const float* a, const Targets& to, bool add) const {
     Tile<R, V, L> tile;
     if (add) tile.prefetch(to);
-    for (Int k = 0; k < depth; ++k, a += R) tile.multiply([&](int r) { return a[r]; }, b + places[k]);
+    const Int step = apart ? apart : R;
+    for (Int k = 0; k < depth; ++k, a += step) tile.multiply([&](int r) { return a[r]; }, b + places[k]);
     tile.write(to, add);
   }
 };
