@@ -203,8 +203,9 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
   Tensor y = at::empty(sizes, x.options());
   const float* x_data = x.const_data_ptr<float>();
   float* y_data = y.mutable_data_ptr<float>();
-  // Small inputs are packed once for all blocks of channels, large ones again for each, so that they stay in cache.
-  const bool at_once = layer.batch * sample_panels <= kBlock;
+  // Inputs are packed once for all blocks of channels, as far as an allocator keeps so much memory; large ones sample by
+  // sample, again for each block.
+  const bool at_once = layer.batch * sample_panels <= 3 * kBlock;
   Numbers panels(at_once ? layer.batch * sample_panels : 0);
   if (at_once)
     at::parallel_for(0, layer.batch, 1, [&](Int begin, Int end) {
