@@ -30,6 +30,9 @@ struct WinogradBlocks {
     ins = layer.cell_in;
     while (width * ins > most && ins > 4 * kWide && ins % (2 * kGrain) == 0) ins /= 2;
     while (width * ins > most && width > kWide) width = round_up(width / 2, kWide);
+    const Int threads = at::get_num_threads();
+    const auto tasks = [&] { return pairs * ((layer.cell_out + width - 1) / width); };
+    while (threads > 1 && tasks() < 2 * threads && width > kWide) width = round_up(width / 2, kWide);
     blocks = (layer.cell_out + width - 1) / width;
     whole = ins < layer.cell_in || layer.segments > 9;
     mixed_ins = layer.cell_in;
@@ -37,7 +40,6 @@ struct WinogradBlocks {
     while (mixer.packs() && mixed_ins % (2 * kGrain) == 0 && mixed_ins > near) mixed_ins /= 2;
     pitch = width * layer.cell_in + kWide;
     together = std::min(pairs, std::max<Int>(1, 2 * kBlock / (layer.segments * pitch)));
-    const Int threads = at::get_num_threads();
     runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
     run = (pairs + runs - 1) / runs;
     strip = tiling.rows_together(kPoints * std::max(ins, width));
