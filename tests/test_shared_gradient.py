@@ -128,6 +128,22 @@ def test_gradients_are_those_of_the_definition(go: Callable[[nn.Module], None], 
         torch.testing.assert_close(found[name], grad, atol=1e-5, rtol=1e-4)
 
 
+def test_winograd_adds_to_what_others_have_made() -> None:
+    """It takes 3x3 kernels only, so it has a network of its own."""
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
+    model = kw.convert(model, kw.plan(model, kw.WarehouseConfig(budget=1)))
+    assert model[0].warehouse is model[2].warehouse
+    x = torch.randn(3, 16, 7, 6)
+    way = "winograd" if STRATEGIES["winograd"].obstacle(x, model[0].geometry) is None else "grouped"
+    found = []
+    for strategy in ("plain", way):
+        model.zero_grad()
+        with force(strategy):
+            model(x).square().mean().backward()
+        found.append(model[0].warehouse.cells.grad.clone())
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
+
+
 def test_layers_of_a_pass_share_one_tensor_and_hand_autograd_nothing() -> None:
     model, handed = network(), []
     warehouse = model[0].warehouse

@@ -234,7 +234,7 @@ def test_depthwise_options_are_checked(option: str, value: tuple[int, int]) -> N
             call(name, **{option: value})
 
 
-@pytest.mark.parametrize("padding", [(1,), (1, 1, 1), (1, -1), (1 << 31, 1), (0, 1 << 30)])
+@pytest.mark.parametrize("padding", [(1,), (1, 1, 1), (1, -1), (1 << 31, 1), (0, 1 << 30), (2**31 - 2,) * 2])
 def test_padding_for_winograd_is_checked(padding: tuple[int, ...]) -> None:
     for name in ("winograd", "winograd basis", "winograd backward"):
         with pytest.raises((ValueError, RuntimeError), match=r"padding|padded by"):

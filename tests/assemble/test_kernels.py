@@ -89,16 +89,22 @@ SHAPES = [
     Shape((440, 8), 6, batch=2, kernel=1, padding=0, space=(3, 3)),  # several blocks of output channels
 ]
 POINTWISE = [shape for shape in SHAPES if shape.kernel == 1]
-# For Winograd's transform: images of odd and even sizes that are cut into strips, kernels of which some channels are
-# transformed at a time, blocks of output channels of which the last is narrower, several runs of pairs.
+# For Winograd's transform, with sizes that follow the cache which work is cut to: images in strips, of which the last
+# may be shorter; kernels of which some input channels are transformed at a time, and the sums of several strips wait
+# for the others; blocks of channels of which the last is narrower; several runs of pairs; several parts of a batch.
 SQUARE = [
     *(shape for shape in SHAPES if (shape.kernel, shape.stride, shape.dilation) == (3, 1, 1)),
     Shape((64, 64), 6, space=(57, 40)),
+    Shape((16, 16), 3, space=(LEVEL2 // 4096 - 3, 28)),
     Shape((80, 256), 40, groups=(2, 1), space=(7, 9)),
-    Shape((72, 512), 4, batch=17, groups=(1, 2), space=(7, 7)),
+    Shape((64, LEVEL2 // 1024), 3, space=(LEVEL2 // 4096 - 3, 14)),
+    Shape((64, LEVEL2 // 2048 + 72), 3, batch=1, space=(4, 3)),
+    Shape((72, 512), 4, batch=17, groups=(1, 4), space=(3, 3)),
+    Shape((8, LEVEL2 // 64), 3, space=(40, 40)),
+    Shape((24, 64), 40, batch=36, space=(3, 2)),  # bases are packed, for some input channels at a time
     Shape((16, 8), 6, batch=34, groups=(3, 2), space=(2, 2)),
     Shape((40, 24), 7, groups=(1, 2), padding=2, space=(1, 3)),
-    Shape((8, 2048), 3, batch=1, padding=0, space=(3, 4)),
+    Shape((8, LEVEL2 // 32), 3, batch=1, padding=0, space=(3, 4)),
 ]
 
 

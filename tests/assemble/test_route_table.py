@@ -233,6 +233,7 @@ def test_what_has_one_way_only_is_not_kept(measuring: Path, monkeypatch: pytest.
         ('{"format": 1, "routes": {"a": {"forward": "hidden", "backward": "matmul"}}}', "cannot have 'matmul'"),
         ('{"format": 1, "routes": {"a": {"forward": "native", "backward": "hidden"}}}', "cannot have 'hidden'"),
         ('{"format": 1, "routes": {"a": {"forward": "basis", "backward": "matmul"}}}', "basis is for inference alone"),
+        ('{"format": 1, "routes": {"a": {"forward": "winograd basis", "backward": "matmul"}}}', "for inference alone"),
     ],
 )
 def test_bad_files_are_named(content: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,11 @@ def test_native_where_it_cannot_be_is_refused(geometry: Geometry, why: str) -> N
 
 @pytest.mark.parametrize(
     ("way", "geometry"),
-    [("native", _geometry(32, 16, 3, (16, 16))), ("depthwise", _geometry(16, 1, 3, (8, 1), groups=16))],
+    [
+        ("native", _geometry(32, 16, 3, (16, 16))),
+        ("winograd", _geometry(32, 16, 3, (16, 16))),
+        ("depthwise", _geometry(16, 1, 3, (8, 1), groups=16)),
+    ],
 )
 def test_compiled_where_there_are_no_kernels_is_refused(
     way: str, geometry: Geometry, monkeypatch: pytest.MonkeyPatch

@@ -129,7 +129,7 @@ class Prepared:
     def evaluate(self, x: Tensor, seen: Tensor, geometry: Geometry, way: str) -> Tensor:
         """The output of a layer without its bias, by one of `BASES`."""
         units, scale = coefficients(self.attention, seen)
-        return self._mix(way, x, units, scale, geometry)
+        return self._mix(x, units, scale, geometry, way)
 
     def strategies(self, x: Tensor, geometry: Geometry) -> list[Strategy]:
         """Mixing from this basis as ways to evaluate a layer, to be timed beside the others."""
@@ -137,16 +137,16 @@ class Prepared:
         def mixing(name: str) -> Strategy:
             return Strategy(
                 name,
-                lambda x, units, scale, _, geometry: self._mix(name, x, units, scale, geometry),
+                lambda x, units, scale, _, geometry: self._mix(x, units, scale, geometry, name),
                 None,
                 mixing="basis",
             )
 
         return [mixing(name) for name in (BASES if winograd.obstacle(x, geometry) is None else [BASIS])]
 
-    def _mix(self, way: str, x: Tensor, units: Tensor, scale: Tensor, geometry: Geometry) -> Tensor:
+    def _mix(self, x: Tensor, units: Tensor, scale: Tensor, geometry: Geometry, way: str) -> Tensor:
         scale = scale * (1 - self.tau)
-        if way == WINOGRAD_BASIS:
+        if way == WINOGRAD_BASIS and winograd.obstacle(x, geometry) is None:
             out = winograd.forward_basis(x, units, scale, self.basis, self.steps, geometry)
         elif native.obstacle(x, geometry) is None:
             out = native.forward_basis(x, units, scale, self.basis, self.steps, geometry)

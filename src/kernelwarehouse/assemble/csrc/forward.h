@@ -11,7 +11,7 @@ namespace kernelwarehouse {
 // Samples and channels of one task. `together` pairs are mixed at a time for `width` output channels of a cell: enough
 // rows for the mixing to be efficient, few enough for the kernels to stay in cache.
 struct Blocking {
-  Int width, blocks, together, runs, run;
+  Int width, blocks, together;
   Int pitch;  // from the kernels of one segment to the next
 
   Blocking(const Layer& layer, Int wanted_width, Int pairs) {
@@ -22,10 +22,6 @@ struct Blocking {
     // Where the cells of a block are packed in one piece, runs of samples share it and may be short.
     const Int room = width * layer.cell_in <= packed_columns(layer.n) ? third_level() / 4 : kBlock;
     together = std::min(pairs, std::max<Int>(1, room / (layer.segments * pitch)));
-    // Pairs are split between tasks only where there are too few blocks for the threads.
-    const Int threads = at::get_num_threads();
-    runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
-    run = (pairs + runs - 1) / runs;
   }
 };
 
@@ -34,15 +30,17 @@ struct Blocking {
 template <class Mixer, class Multiply>
 void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mixer& mixer, const Multiply& multiply) {
   const Blocking blocking(layer, wanted_width, pairs);
-  at::parallel_for(0, blocking.blocks * blocking.runs, 1, [&](Int begin, Int end) {
+  const Runs runs(pairs, blocking.blocks);
+  const ThereAndBack order(blocking.blocks);
+  at::parallel_for(0, blocking.blocks * runs.runs, 1, [&](Int begin, Int end) {
     Packed packed;
     Numbers scratch;
     Numbers kernels(blocking.together * layer.segments * blocking.pitch);
     for (Int task = begin; task < end; ++task) {
-      const Int first = task / blocking.runs * blocking.width;
+      const Int first = order(task / runs.runs) * blocking.width;
       const Int channels = std::min(blocking.width, layer.cell_out - first), columns = channels * layer.cell_in;
-      const Int pair_end = std::min(pairs, (task % blocking.runs + 1) * blocking.run);
-      for (Int pair = task % blocking.runs * blocking.run; pair < pair_end; pair += blocking.together) {
+      const Int pair_end = std::min(pairs, (task % runs.runs + 1) * runs.run);
+      for (Int pair = task % runs.runs * runs.run; pair < pair_end; pair += blocking.together) {
         const Int count = std::min(blocking.together, pair_end - pair);
         mixer(pair, count, first * layer.cell_in, columns, kernels.data(), blocking.pitch, packed);
         for (Int i = 0; i < count; ++i)
@@ -56,25 +54,32 @@ void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mix
 // How a product with kernels of several taps is cut up. Blocks of output channels are tasks; in each, the kernels of
 // some pairs are mixed for a chunk of the input channels at a time, so that packed cells and kernels stay in the
 // second-level cache.
+// Cells that come from memory are read in whole rows, by as many samples as can be: short pieces of them would cost
+// more than kernels that are farther away.
+inline bool far(const Layer& layer) { return layer.n * layer.cell() > 4 * third_level(); }
+
+// Input channels that are mixed at a time for blocks of `width` output channels: those whose packed cells stay near.
+template <class Mixer>
+inline Int mixed_together(const Mixer& mixer, Int width) {
+  const Layer& layer = mixer.layer;
+  Int ins = layer.cell_in;
+  const Int most = second_level() / 2 / (layer.n * width);
+  while (mixer.packs() && ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins > most && !far(layer)) ins /= 2;
+  return ins;
+}
+
 struct Chunks {
-  Int width, blocks, ins, together, runs, run, pitch;
+  Int width, blocks, ins, together, pitch;
 
   template <class Mixer>
   Chunks(const Mixer& mixer, Int pairs) {
     const Layer& layer = mixer.layer;
     width = std::min(layer.cell_out, kWide);
     blocks = (layer.cell_out + width - 1) / width;
-    ins = layer.cell_in;
-    const Int most = second_level() / 2 / (layer.n * width);  // input channels whose packed cells stay near
-    // Cells that come from memory are read in whole rows, by as many samples as can be: short pieces of them would cost
-    // more than kernels that are farther away.
-    const bool far = layer.n * layer.cell() > 4 * third_level();
-    while (mixer.packs() && ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins > most && !far) ins /= 2;
+    ins = mixed_together(mixer, width);
     pitch = width * ins + kWide;  // no power of two, as for rows
-    together = std::min(pairs, std::max<Int>(1, std::max(mixer.room(), far ? kBlock : 0) / (layer.segments * pitch)));
-    const Int threads = at::get_num_threads();
-    runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
-    run = (pairs + runs - 1) / runs;
+    together =
+        std::min(pairs, std::max<Int>(1, std::max(mixer.room(), far(layer) ? kBlock : 0) / (layer.segments * pitch)));
   }
 };
 
@@ -131,15 +136,18 @@ Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets,
     });
     const Mixer mixer = whole.from_sample(start);
     const Chunks chunks(mixer, pairs);
+    const Runs runs(pairs, chunks.blocks);
+    const ThereAndBack order(chunks.blocks);
     // Sums wait for further chunks; where there are none, for each pair in turn.
-    const Int waiting = chunks.ins < layer.cell_in ? chunks.run : 1, sums_size = positions * chunks.width;
-    at::parallel_for(0, chunks.blocks * chunks.runs, 1, [&](Int begin, Int end) {
+    const Int waiting = chunks.ins < layer.cell_in ? runs.run : 1, sums_size = positions * chunks.width;
+    at::parallel_for(0, chunks.blocks * runs.runs, 1, [&](Int begin, Int end) {
       Packed packed;
       std::vector<const char*> ahead;
       Numbers kernels(chunks.together * layer.segments * chunks.pitch), sums(waiting * sums_size);
       for (Int task = begin; task < end; ++task) {
-        const Int first = task / chunks.runs * chunks.width, width = std::min(chunks.width, layer.cell_out - first);
-        const Int pair_begin = task % chunks.runs * chunks.run, pair_end = std::min(pairs, pair_begin + chunks.run);
+        const Int first = order(task / runs.runs) * chunks.width,
+                  width = std::min(chunks.width, layer.cell_out - first);
+        const Int pair_begin = task % runs.runs * runs.run, pair_end = std::min(pairs, pair_begin + runs.run);
         for (Int in = 0; in < layer.cell_in; in += chunks.ins)
           for (Int pair = pair_begin; pair < pair_end; pair += chunks.together) {
             const Int count = std::min(chunks.together, pair_end - pair);
@@ -148,8 +156,8 @@ Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets,
             // Of a single kernel, little is computed and much read: the next block comes nearer meanwhile, where the
             // processor does not foresee it.
             if (ways().very_few_across && pairs == 1 && task + 1 < end && in + chunks.ins >= layer.cell_in) {
-              const Int next = first + width;
-              mixer.fetch(next, std::min(width, layer.cell_out - next), chunks.ins * kLineBytes, ahead);
+              const Int next = order(task + 1) * chunks.width;
+              mixer.fetch(next, std::min(chunks.width, layer.cell_out - next), chunks.ins * kLineBytes, ahead);
               ahead.resize(round_up(ahead.size(), layer.segments), nullptr);
             }
             for (Int i = pair; i < pair + count; ++i) {
@@ -203,8 +211,8 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
   Tensor y = at::empty(sizes, x.options());
   const float* x_data = x.const_data_ptr<float>();
   float* y_data = y.mutable_data_ptr<float>();
-  // Inputs are packed once for all blocks of channels, as far as an allocator keeps so much memory; large ones sample by
-  // sample, again for each block.
+  // Inputs are packed once for all blocks of channels, as far as an allocator keeps so much memory; large ones sample
+  // by sample, again for each block.
   const bool at_once = layer.batch * sample_panels <= 3 * kBlock;
   Numbers panels(at_once ? layer.batch * sample_panels : 0);
   if (at_once)

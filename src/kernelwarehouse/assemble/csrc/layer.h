@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <atomic>
 #include <vector>
 
 #include "memory.h"
@@ -23,6 +24,36 @@ struct Layer {
   Int cell() const { return cell_out * cell_in; }
   Int out_channels() const { return out_groups * cell_out; }
   Int pairs() const { return batch * out_groups; }  // (sample, output group): each has `segments` mixtures of its own
+};
+
+// How pairs are split between tasks, beside blocks: only where there are too few blocks for the threads.
+struct Runs {
+  Int runs, run;
+
+  Runs(Int pairs, Int blocks) {
+    const Int threads = at::get_num_threads();
+    runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
+    run = (pairs + runs - 1) / runs;
+  }
+};
+
+// The order in which a call goes through blocks of the cells. Layers of a stage read the same cells, one after the
+// other; where a cache does not hold all of them, the first are gone when the next layer begins with them. So every
+// call goes the other way than the one before, and begins with what was read last.
+class ThereAndBack {
+ public:
+  explicit ThereAndBack(Int blocks) : blocks_(blocks), back_(calls().fetch_add(1) % 2 == 1) {}
+
+  Int operator()(Int step) const { return back_ ? blocks_ - 1 - step : step; }
+
+ private:
+  static std::atomic<unsigned>& calls() {
+    static std::atomic<unsigned> count{0};
+    return count;
+  }
+
+  const Int blocks_;
+  const bool back_;
 };
 
 // What was packed last: several runs of samples use the same piece of the cells, one after the other. For one source

@@ -50,7 +50,7 @@ TORCH_LIBRARY(kernelwarehouse, library) {
   library.def(
       "depthwise_kernel_gradient(Tensor grad, Tensor x, int cell, int[2] padding, int[2] dilation, int[2] stride) -> "
       "Tensor");
-  // Others, from cells and from bases that are kept: forward.h, backward.h.
+  // Others, from cells and from bases that are kept: forward.h, backward_taps.h.
   library.def(
       "forward_taps(Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, Tensor places, "
       "Tensor shifts, bool channels_last) -> Tensor");
@@ -59,6 +59,10 @@ TORCH_LIBRARY(kernelwarehouse, library) {
       "forward_taps_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps, Tensor targets, "
       "int padded_places, Tensor places, Tensor shifts, bool channels_last) -> Tensor");
   library.def("forward_pointwise_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? steps) -> Tensor");
+  library.def(
+      "backward_taps(Tensor grad, Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, "
+      "Tensor places, Tensor shifts, bool dense, bool wants_input, Tensor(a!)? total=None) -> (Tensor, Tensor, "
+      "Tensor)");
   // 3x3 at stride 1 by Winograd's transform: winograd_forward.h, winograd_backward.h.
   library.def(
       "forward_winograd(Tensor x, Tensor attention, Tensor cells, int[2] padding, bool channels_last) -> Tensor");
@@ -68,10 +72,6 @@ TORCH_LIBRARY(kernelwarehouse, library) {
   library.def(
       "backward_winograd(Tensor grad, Tensor x, Tensor attention, Tensor cells, int[2] padding, bool wants_input, "
       "Tensor(a!)? total=None) -> (Tensor, Tensor, Tensor)");
-  library.def(
-      "backward_taps(Tensor grad, Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, "
-      "Tensor places, Tensor shifts, bool dense, bool wants_input, Tensor(a!)? total=None) -> (Tensor, Tensor, "
-      "Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(kernelwarehouse, CPU, library) {

@@ -100,38 +100,42 @@ inline void mix_along_lines(const float* weights, Int rows, const std::vector<co
       });
 }
 
-// Whether this processor mixes so many rows faster across many lines: both ways, tried on more than a core's own cache
-// holds, and on lines that are a power of two apart, as those of most cells are, which compete for the same places of a
-// cache.
-inline bool faster_across(Int rows) {
-  constexpr Int depth = 64, columns = 1 << 15, pitch = columns + kWide;
-  const Numbers numbers(depth * columns, 1.0f), weights(rows * depth, 1.0f);
-  Numbers sums(rows * pitch, 0.0f);
-  std::vector<const float*> lines(depth);
-  for (Int k = 0; k < depth; ++k) lines[k] = numbers.data() + k * columns;
-  const auto seconds = [&](const auto& mix) {
-    const auto start = std::chrono::steady_clock::now();
-    mix(weights.data(), rows, lines, columns, sums.data(), pitch);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
-  double along = 1e9, across = 1e9;
-  for (int round = 0; round < 3; ++round) {
-    along = std::min(along, seconds(mix_along_lines<float>));
-    across = std::min(across, seconds(mix_across_lines<float>));
-  }
-  return across < along;
-}
-
 // What is read and computed is in balance for some rows, and reading is all that counts for fewer.
 constexpr Int kVeryFew = 8;
 
+// Whether very few rows, and few, are mixed across lines.
 struct Ways {
   bool very_few_across, few_across;
 };
 
-// The ways that are taken: the faster ones, found out once, in some hundredths of a second; tests set them.
+// The faster ways on this processor. Both are tried on 32 MB, as they differ most where numbers come from memory:
+// beside less than a cache holds, noise has decided. Lines are a power of two apart, as those of most cells are, which
+// compete for the same places of a cache.
+inline Ways find_ways() {
+  constexpr Int depth = 64, columns = 1 << 17, most_rows = 2 * kVeryFew, pitch = columns + kWide;
+  const Numbers numbers(depth * columns, 1.0f), weights(most_rows * depth, 1.0f);
+  Numbers sums(most_rows * pitch, 0.0f);
+  std::vector<const float*> lines(depth);
+  for (Int k = 0; k < depth; ++k) lines[k] = numbers.data() + k * columns;
+  const auto faster_across = [&](Int rows) {
+    const auto seconds = [&](const auto& mix) {
+      const auto start = std::chrono::steady_clock::now();
+      mix(weights.data(), rows, lines, columns, sums.data(), pitch);
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    };
+    double along = 1e9, across = 1e9;
+    for (int round = 0; round < 3; ++round) {
+      along = std::min(along, seconds(mix_along_lines<float>));
+      across = std::min(across, seconds(mix_across_lines<float>));
+    }
+    return across < along;
+  };
+  return {faster_across(kVeryFew / 2), faster_across(most_rows)};
+}
+
+// The ways that are taken: found out once, in about a tenth of a second; tests set them.
 inline Ways& ways() {
-  static Ways chosen{faster_across(kVeryFew / 2), faster_across(2 * kVeryFew)};
+  static Ways chosen = find_ways();
   return chosen;
 }
 inline bool across_lines(Int rows) { return rows <= kVeryFew ? ways().very_few_across : ways().few_across; }

@@ -37,6 +37,7 @@ constexpr Int kGrain = 8;  // channels of cells are multiples of this; a vector 
 template <int L>
 struct VectorOf {
   typedef float Numbers __attribute__((vector_size(L * sizeof(float)), aligned(4), may_alias));
+  typedef float Register __attribute__((vector_size(L * sizeof(float))));  // for arrays that functions are handed
   typedef int16_t Shorts __attribute__((vector_size(L * sizeof(int16_t)), aligned(2), may_alias));
   typedef int32_t Mask __attribute__((vector_size(L * sizeof(int32_t))));
 };

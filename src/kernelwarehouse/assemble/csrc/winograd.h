@@ -77,15 +77,16 @@ struct Square {
 template <class Axis, int L>
 inline void transform_vector(const Square<const float>& from, const Square<float>& to, Int c, bool add) {
   constexpr int kFrom = Axis::kFrom, kTo = Axis::kTo;
-  Vector<L> half[kTo][kFrom];
+  using Register = typename VectorOf<L>::Register;
+  Register half[kTo][kFrom];
   KERNELWAREHOUSE_UNROLL for (int j = 0; j < kFrom; ++j) {
-    Vector<L> column[kFrom], found[kTo];
+    Register column[kFrom], found[kTo];
     KERNELWAREHOUSE_UNROLL for (int i = 0; i < kFrom; ++i) column[i] = load<L>(from.place(i, j) + c);
     Axis::along(column, found);
     KERNELWAREHOUSE_UNROLL for (int i = 0; i < kTo; ++i) half[i][j] = found[i];
   }
   KERNELWAREHOUSE_UNROLL for (int i = 0; i < kTo; ++i) {
-    Vector<L> row[kTo];
+    Register row[kTo];
     Axis::along(half[i], row);
     KERNELWAREHOUSE_UNROLL for (int j = 0; j < kTo; ++j) {
       float* target = to.place(i, j) + c;
@@ -112,18 +113,30 @@ inline Square<Number> points(Number* first, Int pitch) {
   return {first, 4 * pitch, pitch};
 }
 
-// How an output is cut into tiles, and what they look at: rows of channels, in a grid that is padded up to whole tiles.
+// How an output is cut into tiles, and what they look at: rows of channels, in grids that go on up to whole tiles.
 struct Tiling {
-  Int height, width;  // of the output
-  Int down, across;   // tiles
+  Int input_height, input_width, top, left;  // with its padding
+  Int height, width;                         // of the output
+  Int down, across;                          // tiles
 
-  Tiling(Int output_height, Int output_width)
-      : height(output_height), width(output_width), down((height + 1) / 2), across((width + 1) / 2) {}
+  Tiling(Int image_height, Int image_width, Int padding_y, Int padding_x)
+      : input_height(image_height),
+        input_width(image_width),
+        top(padding_y),
+        left(padding_x),
+        height(image_height + 2 * padding_y - 2),
+        width(image_width + 2 * padding_x - 2),
+        down((height + 1) / 2),
+        across((width + 1) / 2) {}
 
   Int input_pitch() const { return 2 * across + 2; }
   Int input_places() const { return (2 * down + 2) * input_pitch(); }
   Int output_pitch() const { return 2 * across; }
   Int output_places() const { return 2 * down * output_pitch(); }
+
+  // The rows that places of an image have in these grids.
+  std::vector<Int> input_rows() const { return rows(input_height, input_width, top, left, input_pitch()); }
+  std::vector<Int> output_rows() const { return rows(height, width, 0, 0, output_pitch()); }
 
   // Rows of tiles that are gone through at a time, about as even as can be: enough tiles for a product, few enough that
   // `numbers` for each of them stay near.
@@ -132,7 +145,13 @@ struct Tiling {
     return (down + strips - 1) / strips;
   }
 
-  // What the tiles of a row of them see, or give, in rows that are `pitch` apart.
+  // body(tile among these, its row, its column) for all tiles of some rows of them.
+  template <class Body>
+  void for_tiles(Int row, Int rows, const Body& body) const {
+    for (Int tile = 0; tile < rows * across; ++tile) body(tile, row + tile / across, tile % across);
+  }
+
+  // What a tile sees, and what it gives, in grids whose rows are `pitch` apart.
   template <class Number>
   Square<Number> input_of(Number* rows, Int pitch, Int row, Int column) const {
     return {rows + (2 * row * input_pitch() + 2 * column) * pitch, input_pitch() * pitch, pitch};
@@ -141,29 +160,31 @@ struct Tiling {
   Square<Number> output_of(Number* rows, Int pitch, Int row, Int column) const {
     return {rows + (2 * row * output_pitch() + 2 * column) * pitch, output_pitch() * pitch, pitch};
   }
+
+ private:
+  static std::vector<Int> rows(Int height, Int width, Int top, Int left, Int grid_pitch) {
+    std::vector<Int> found;
+    found.reserve(height * width);
+    for (Int y = 0; y < height; ++y)
+      for (Int x = 0; x < width; ++x) found.push_back((y + top) * grid_pitch + x + left);
+    return found;
+  }
 };
 
-// The rows that places of an image have in a grid which it lies in, so far from its top and left edge.
-inline std::vector<Int> rows_in_grid(Int height, Int width, Int top, Int left, Int grid_pitch) {
-  std::vector<Int> rows;
-  rows.reserve(height * width);
-  for (Int y = 0; y < height; ++y)
-    for (Int x = 0; x < width; ++x) rows.push_back((y + top) * grid_pitch + x + left);
-  return rows;
-}
-
-// A 3x3 kernel for every mixture of nine, and images that it fits into. Sizes are those of the images.
+// Nine mixtures make a 3x3 kernel, and the images, [batch, in, height, width] or [batch, height, width, in], have to be
+// as large as that.
 inline Tiling check_square(const Layer& layer, const Tensor& x, at::IntArrayRef padding, bool channels_last) {
-  TORCH_CHECK_VALUE(layer.segments % 9 == 0, "attention has ", layer.segments, " segments, no multiple of 9");
+  TORCH_CHECK_VALUE(layer.segments % 9 == 0, "mixtures come in ", layer.segments, " segments, no multiple of 9");
   TORCH_CHECK_VALUE(x.dim() == 4, "x has sizes ", x.sizes(), "; four are wanted");
   const Int height = x.size(channels_last ? 1 : 2), width = x.size(channels_last ? 2 : 3);
   check_images(x, "x", layer.batch, layer.segments / 9 * layer.cell_in, height * width, channels_last);
   TORCH_CHECK_VALUE(
       padding.size() == 2 && std::min(padding[0], padding[1]) >= 0 && std::max(padding[0], padding[1]) < kMost,
       "padding is ", padding);
-  const Tiling tiling(height + 2 * padding[0] - 2, width + 2 * padding[1] - 2);
-  TORCH_CHECK_VALUE(tiling.height > 0 && tiling.width > 0 && tiling.input_places() < kMost, "images of ", height, "x",
-                    width, " padded by ", padding, " do not fit a kernel of 3x3");
+  const Tiling tiling(height, width, padding[0], padding[1]);
+  TORCH_CHECK_VALUE(tiling.height > 0 && tiling.width > 0 && std::max(tiling.height, tiling.width) < kMost / 2 &&
+                        tiling.input_places() < kMost,
+                    "images of ", height, "x", width, " padded by ", padding, " do not fit a kernel of 3x3");
   return tiling;
 }
 

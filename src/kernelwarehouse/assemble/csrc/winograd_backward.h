@@ -13,7 +13,7 @@ class WinogradImages {
     Numbers kernels, grad_kernels, inputs, grads, grad_inputs;
   };
 
-  WinogradImages(Backward& call, const Tiling& tiling, Int in_channels, at::IntArrayRef padding)
+  WinogradImages(Backward& call, const Tiling& tiling, Int in_channels)
       : call_(call),
         tiling_(tiling),
         in_channels_(in_channels),
@@ -22,9 +22,8 @@ class WinogradImages {
         grad_pitch_(row_pitch(out_)),
         x_rows_size_(tiling.input_places() * x_pitch_),
         grad_rows_size_(tiling.output_places() * grad_pitch_),
-        inputs_(rows_in_grid(tiling.height - 2 * padding[0] + 2, tiling.width - 2 * padding[1] + 2, padding[0],
-                             padding[1], tiling.input_pitch())),
-        outputs_(rows_in_grid(tiling.height, tiling.width, 0, 0, tiling.output_pitch())) {
+        inputs_(tiling.input_rows()),
+        outputs_(tiling.output_rows()) {
     call.choose_blocks(2 * x_rows_size_ + grad_rows_size_, second_level() / 2 / kPoints);
     strip_ = tiling.rows_together(kPoints * std::max(call.ins, call.width));
     x_rows_.assign(call.samples * x_rows_size_, 0.0f);
@@ -70,7 +69,7 @@ class WinogradImages {
     const Int in_pitch = point_pitch(tiles * ins), grad_pitch = point_pitch(tiles * width);
     scratch.inputs.resize(kPoints * in_pitch);
     scratch.grads.resize(kPoints * grad_pitch);
-    for_tiles(row, rows, [&](Int tile, Int down, Int across) {
+    tiling_.for_tiles(row, rows, [&](Int tile, Int down, Int across) {
       transform<InputToPoints>(tiling_.input_of<const float>(x_rows_.data() + in, x_pitch_, down, across),
                                points(scratch.inputs.data() + tile * ins, in_pitch), ins);
       transform<OutputGradientToPoints>(tiling_.output_of(grad, grad_pitch_, down, across),
@@ -79,7 +78,7 @@ class WinogradImages {
     find_kernel_gradient(block, tiles, row > 0, scratch);
     if (!call_.wants_input) return;
     find_input_gradient(block, tiles, scratch);
-    for_tiles(row, rows, [&](Int tile, Int down, Int across) {
+    tiling_.for_tiles(row, rows, [&](Int tile, Int down, Int across) {
       transform<PointsToInputGradient>(points<const float>(scratch.grad_inputs.data() + tile * ins, in_pitch),
                                        tiling_.input_of(grad_x_rows_.data() + in, x_pitch_, down, across), ins, true);
     });
@@ -116,13 +115,6 @@ class WinogradImages {
       });
   }
 
-  // body(tile of the strip, row and column of it) for some rows of tiles.
-  template <class Body>
-  void for_tiles(Int row, Int rows, const Body& body) const {
-    for (Int tile = 0; tile < rows * tiling_.across; ++tile)
-      body(tile, row + tile / tiling_.across, tile % tiling_.across);
-  }
-
   const Backward& call_;
   const Tiling tiling_;
   const Int in_channels_, out_, x_pitch_, grad_pitch_, x_rows_size_, grad_rows_size_;
@@ -142,7 +134,7 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_winograd(const Tensor& grad, 
   check_images(grad, "grad", layer.batch, layer.out_channels(), tiling.height * tiling.width);
   if (total) check(*total, "total", cells.sizes());
   Backward call{.layer = layer, .wants_input = wants_input, .cells = cells.const_data_ptr<float>()};
-  WinogradImages images(call, tiling, x.size(1), padding);
+  WinogradImages images(call, tiling, x.size(1));
   return backward(call, images, grad, x, attention, cells, total);
 }
 

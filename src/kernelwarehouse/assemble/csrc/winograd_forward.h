@@ -12,36 +12,35 @@ namespace kernelwarehouse {
 // How the work is cut up. Blocks of output channels are tasks; in each, the kernels of some pairs are mixed, and then
 // transformed and multiplied one by one, for some input channels and rows of tiles at a time.
 struct WinogradBlocks {
-  Int width, blocks;        // output channels of a cell
-  Int mixed_ins, ins;       // input channels that are mixed, and multiplied, at a time
-  Int together, runs, run;  // pairs
-  Int pitch;                // from the mixtures of one segment to the next
-  Int strip;                // rows of tiles
-  bool whole;               // whether the sums of a pair's tiles wait for further input channels
+  Int width, blocks;   // output channels of a cell
+  Int mixed_ins, ins;  // input channels that are mixed, and multiplied, at a time
+  Int together;        // pairs
+  Int pitch;           // from the mixtures of one segment to the next
+  Int strip;           // rows of tiles
+  bool whole;          // whether the sums of a pair's tiles wait for further input channels
 
   template <class Mixer>
   WinogradBlocks(const Mixer& mixer, const Tiling& tiling, Int pairs) {
     const Layer& layer = mixer.layer;
-    // Tiles are transformed again for every block; transformed kernels should stay in the second-level cache.
-    const Int most = second_level() / 2 / kPoints;
-    // Every run of pairs packs the cells again.
+    // Every run of pairs packs the cells again, and every block transforms the tiles again.
     const Int room = 2 * kBlock / (layer.segments * layer.cell_in * std::min<Int>(pairs, 16));
     width = std::min(layer.cell_out, std::clamp<Int>(room / kWide * kWide, kWide, 4 * kWide));
+    const auto narrow = [&](const auto& too_wide) {
+      while (too_wide() && width > kWide) width = round_up(width / 2, kWide);
+    };
+    const Int threads = at::get_num_threads();
+    narrow([&] { return threads > 1 && pairs * ((layer.cell_out + width - 1) / width) < 2 * threads; });
+    // Transformed kernels should stay in the second-level cache. Sums of all tiles that wait for further input channels
+    // would not, and are not to take much memory either.
+    const Int most = second_level() / 2 / kPoints;
     ins = layer.cell_in;
     while (width * ins > most && ins > 4 * kWide && ins % (2 * kGrain) == 0) ins /= 2;
-    while (width * ins > most && width > kWide) width = round_up(width / 2, kWide);
-    const Int threads = at::get_num_threads();
-    const auto tasks = [&] { return pairs * ((layer.cell_out + width - 1) / width); };
-    while (threads > 1 && tasks() < 2 * threads && width > kWide) width = round_up(width / 2, kWide);
-    blocks = (layer.cell_out + width - 1) / width;
     whole = ins < layer.cell_in || layer.segments > 9;
-    mixed_ins = layer.cell_in;
-    const Int near = second_level() / 2 / (layer.n * width);  // input channels whose packed cells stay near
-    while (mixer.packs() && mixed_ins % (2 * kGrain) == 0 && mixed_ins > near) mixed_ins /= 2;
+    narrow([&] { return width * ins > most || (whole && kPoints * tiling.down * tiling.across * width > kBlock); });
+    blocks = (layer.cell_out + width - 1) / width;
+    mixed_ins = mixed_together(mixer, width);
     pitch = width * layer.cell_in + kWide;
     together = std::min(pairs, std::max<Int>(1, 2 * kBlock / (layer.segments * pitch)));
-    runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
-    run = (pairs + runs - 1) / runs;
     strip = tiling.rows_together(kPoints * std::max(ins, width));
   }
 };
@@ -65,7 +64,7 @@ class WinogradProduct {
     const Int groups = layer_.segments / 9;
     for (Int group = 0; group < groups; ++group)
       for (Int in = 0; in < layer_.cell_in; in += blocks_.ins) {
-        const Int ins = std::min(blocks_.ins, layer_.cell_in - in);
+        const Int ins = blocks_.ins;  // of which a cell has some times as many
         const bool first = group == 0 && in == 0, last = group == groups - 1 && in + ins == layer_.cell_in;
         transform<KernelToPoints>(
             {mixed + group * blocks_.pitch + in * width, 3 * groups * blocks_.pitch, groups * blocks_.pitch},
@@ -85,9 +84,10 @@ class WinogradProduct {
 
   void multiply_strip(const float* x, Int x_pitch, Int ins, Int width, Int row, Int rows, bool add) {
     const Int tiles = rows * tiling_.across;
-    for (Int tile = 0; tile < tiles; ++tile)
-      transform<InputToPoints>(tiling_.input_of(x, x_pitch, row + tile / tiling_.across, tile % tiling_.across),
+    tiling_.for_tiles(row, rows, [&](Int tile, Int down, Int across) {
+      transform<InputToPoints>(tiling_.input_of(x, x_pitch, down, across),
                                points(inputs_.data() + tile * ins, point_pitch(tiles * ins)), ins);
+    });
     for (Int point = 0; point < kPoints; ++point)
       for_panels(width, [&](Int column, Int columns) {
         const AlongRows product{ins, kernels_.data() + point * point_pitch(ins * width) + column, width};
@@ -99,10 +99,10 @@ class WinogradProduct {
   template <class Done>
   void finish_strip(Int row, Int rows, Int width, const Done& done) {
     const Int tiles = rows * tiling_.across;
-    for (Int tile = 0; tile < tiles; ++tile)
+    tiling_.for_tiles(0, rows, [&](Int tile, Int down, Int across) {
       transform<PointsToOutput>(points<const float>(sums(row) + tile * width, point_pitch(tiles * width)),
-                                tiling_.output_of(outputs_.data(), width, tile / tiling_.across, tile % tiling_.across),
-                                width);
+                                tiling_.output_of(outputs_.data(), width, down, across), width);
+    });
     done(2 * row, std::min(2 * rows, tiling_.height - 2 * row), outputs_.data());
   }
 
@@ -131,8 +131,7 @@ Tensor multiply_winograd(const Mixer& all, const Tensor& x, at::IntArrayRef padd
   const Layer& layer = all.layer;
   const Tiling tiling = check_square(layer, x, padding, channels_last);
   const Int in = x.size(channels_last ? 3 : 1), out = layer.out_channels(), positions = tiling.height * tiling.width;
-  const Int height = tiling.height - 2 * padding[0] + 2, width = tiling.width - 2 * padding[1] + 2;
-  const std::vector<Int> targets = rows_in_grid(height, width, padding[0], padding[1], tiling.input_pitch());
+  const std::vector<Int> targets = tiling.input_rows();
   const Int x_pitch = row_pitch(in), sample_rows = tiling.input_places() * x_pitch;
   Tensor y = channels_last ? at::empty({layer.batch, tiling.height, tiling.width, out}, x.options())
                            : at::empty({layer.batch, out, tiling.height, tiling.width}, x.options());
@@ -147,18 +146,21 @@ Tensor multiply_winograd(const Mixer& all, const Tensor& x, at::IntArrayRef padd
     at::parallel_for(0, samples, 1, [&](Int begin, Int end) {
       Numbers turned;
       for (Int b = begin; b < end; ++b)
-        sample_to_rows(x_data + (start + b) * x.stride(0), channels_last, in, targets.data(), height * width,
-                       rows.data() + b * sample_rows, x_pitch, turned);
+        sample_to_rows(x_data + (start + b) * x.stride(0), channels_last, in, targets.data(),
+                       static_cast<Int>(targets.size()), rows.data() + b * sample_rows, x_pitch, turned);
     });
     const Mixer mixer = all.from_sample(start);
     const WinogradBlocks blocks(mixer, tiling, pairs);
-    at::parallel_for(0, blocks.blocks * blocks.runs, 1, [&](Int begin, Int end) {
+    const Runs runs(pairs, blocks.blocks);
+    const ThereAndBack order(blocks.blocks);
+    at::parallel_for(0, blocks.blocks * runs.runs, 1, [&](Int begin, Int end) {
       Packed packed;
       Numbers mixed(blocks.together * layer.segments * blocks.pitch);
       WinogradProduct product(layer, tiling, blocks);
       for (Int task = begin; task < end; ++task) {
-        const Int first = task / blocks.runs * blocks.width, count = std::min(blocks.width, layer.cell_out - first);
-        const Int pair_begin = task % blocks.runs * blocks.run, pair_end = std::min(pairs, pair_begin + blocks.run);
+        const Int first = order(task / runs.runs) * blocks.width,
+                  count = std::min(blocks.width, layer.cell_out - first);
+        const Int pair_begin = task % runs.runs * runs.run, pair_end = std::min(pairs, pair_begin + runs.run);
         for (Int pair = pair_begin; pair < pair_end; pair += blocks.together) {
           const Int some = std::min(blocks.together, pair_end - pair);
           for (Int c = 0; c < layer.cell_in; c += blocks.mixed_ins)
