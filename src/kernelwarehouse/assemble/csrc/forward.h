@@ -51,9 +51,6 @@ void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mix
   });
 }
 
-// How a product with kernels of several taps is cut up. Blocks of output channels are tasks; in each, the kernels of
-// some pairs are mixed for a chunk of the input channels at a time, so that packed cells and kernels stay in the
-// second-level cache.
 // Cells that come from memory are read in whole rows, by as many samples as can be: short pieces of them would cost
 // more than kernels that are farther away.
 inline bool far(const Layer& layer) { return layer.n * layer.cell() > 4 * third_level(); }
@@ -68,6 +65,9 @@ inline Int mixed_together(const Mixer& mixer, Int width) {
   return ins;
 }
 
+// How a product with kernels of several taps is cut up. Blocks of output channels are tasks; in each, the kernels of
+// some pairs are mixed for a chunk of the input channels at a time, so that packed cells and kernels stay in the
+// second-level cache.
 struct Chunks {
   Int width, blocks, ins, together, pitch;
 
