@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from kernelwarehouse._bfloat16 import require_computable
 from kernelwarehouse.assemble import Geometry, Route, evaluate_layer
 from kernelwarehouse.assemble.basis import Prepared
+from kernelwarehouse.assemble.repetition import Repetition
 from kernelwarehouse.assignment import beta
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.config import WarehouseConfig
@@ -87,12 +88,20 @@ class WarehouseLayer(nn.Module):
 
     def _evaluate(self, x: Tensor, seen: Tensor) -> Tensor:
         """`x` as `Geometry` wants it; `seen` is what the attention looks at."""
-        require_computable(x.device, x.dtype)
-        # A module's own look-up of its parts takes longer than a small product.
+        # A module's own ways to look up its parts and to set an attribute take longer than a small product.
         attention, warehouse = cast(Attention, self._modules["attention"]), cast(Warehouse, self._modules["warehouse"])
-        out, route = evaluate_layer(x, seen, attention, warehouse, self.geometry, self.prepared)
-        if not torch.compiler.is_compiling():
-            self.__dict__["route"] = route  # as does its own way to set an attribute
+        kept, geometry, prepared = self.__dict__, self.geometry, self.prepared
+        if torch.compiler.is_compiling():
+            return evaluate_layer(x, seen, attention, warehouse, geometry, prepared)[0]
+        repetition: Repetition | None = kept.get("_repetition")
+        if repetition is not None:
+            out = repetition.evaluate(x, seen, attention, warehouse, geometry, prepared)
+            if out is not None:
+                kept["route"] = repetition.route
+                return out
+        require_computable(x.device, x.dtype)
+        out, kept["route"] = evaluate_layer(x, seen, attention, warehouse, geometry, prepared)
+        kept["_repetition"] = Repetition.of(x, geometry, prepared, kept["route"])
         return out
 
     def train(self, mode: bool = True) -> Self:
@@ -102,7 +111,7 @@ class WarehouseLayer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and files carry no memory that can be made again, and no history.
-        return {**super().__getstate__(), "prepared": None, "route": None}
+        return {**super().__getstate__(), "prepared": None, "route": None, "_repetition": None}
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":

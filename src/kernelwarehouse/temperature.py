@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kernelwarehouse.errors import KernelWarehouseError
 
 _ONE = 2**62
+TEMPERATURE_UNIT = 1 / _ONE
 
 
 class HasTemperature(nn.Module):
@@ -32,7 +33,7 @@ class HasTemperature(nn.Module):
         return True
 
     def tau(self, dtype: torch.dtype) -> Tensor:
-        return self.temperature.to(dtype) * (1 / _ONE)
+        return self.temperature.to(dtype) * TEMPERATURE_UNIT
 
     def set_temperature(self, tau: float) -> None:
         self.temperature.fill_(round(tau * _ONE))

@@ -4,16 +4,21 @@ import torch
 from torch import Tensor, nn
 
 from kernelwarehouse.assemble.build import load_native
-from kernelwarehouse.assemble.context import forced
+from kernelwarehouse.assemble.context import forced, plain_inference
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.attention_functions import NORMALISER_EPS, normaliser
+from kernelwarehouse.temperature import TEMPERATURE_UNIT
 
 
 def attend(attention: Attention, x: Tensor) -> Tensor:
     """What `attention(x)` gives, by the compiled call where it applies."""
-    # A module's call does nothing but run its hooks and its forward; with a hook there is more to do.
-    fused = None if attention._forward_hooks or attention._forward_pre_hooks else fused_attention(attention, x)
+    fused = None if hooked(attention) else fused_attention(attention, x)
     return attention(x) if fused is None else fused
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether a call of the module does more than run its forward: hooks want to see it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def coefficients(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,27 +33,41 @@ def coefficients(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def fused_attention(attention: Attention, x: Tensor) -> Tensor | None:
     """What `attention(x)` gives, or `None` where the compiled call does not apply."""
-    parameters = _parameters(attention, x) if forced() != "plain" else None
-    if parameters is None:
-        return None
-    beta, tau = attention._buffers["beta"], attention.get_temperature()
-    return torch.ops.kernelwarehouse.attention(*parameters, attention.shape.mixtures, beta, tau, NORMALISER_EPS)
+    parts = _parts(attention, x) if forced() != "plain" else None
+    return None if parts is None else weights(attention, x, parts)
 
 
 def fused_coefficients(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor] | None:
     """The hidden vector with a 1 at its end, and 1 / normaliser of every mixture; or `None`, as above."""
-    parameters = _parameters(attention, x)
-    if parameters is None:
+    parts = _parts(attention, x)
+    if parts is None:
         return None
-    return torch.ops.kernelwarehouse.attention_coefficients(*parameters, attention.shape.mixtures, NORMALISER_EPS)
+    return torch.ops.kernelwarehouse.attention_coefficients(x, *parts, attention.shape.mixtures, NORMALISER_EPS)
 
 
-def _parameters(attention: Attention, x: Tensor) -> tuple[object, ...] | None:
-    """What the compiled calls begin with, where they apply (a module's own look-up takes longer than what it finds)."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or type(x) is not Tensor:
+def weights(attention: Attention, x: Tensor, parts: tuple[object, ...]) -> Tensor:
+    """What `attention(x)` gives, by the compiled call, with its `compiled_parts`."""
+    beta, tau = attention._buffers["beta"], attention._buffers["temperature"]
+    return torch.ops.kernelwarehouse.attention(
+        x, *parts, attention.shape.mixtures, beta, tau, TEMPERATURE_UNIT, NORMALISER_EPS
+    )
+
+
+def _parts(attention: Attention, x: Tensor) -> tuple[object, ...] | None:
+    """What the compiled calls read, where they apply to this input here and now."""
+    if not plain_inference(x):
         return None
-    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-        return None
+    parts = compiled_parts(attention)
+    if parts is None or x.dim() < 2 or x.shape[1] != attention.shape.in_channels or x.numel() == 0:
+        return None  # the steps say what is wrong
+    return parts if load_native() else None
+
+
+def compiled_parts(attention: Attention) -> tuple[object, ...] | None:
+    """What the compiled calls read of a branch that is as it was made and that nobody looks into.
+
+    (A module's own look-up takes longer than what it finds.)
+    """
     shape, modules = attention.shape, attention._modules
     if shape.function != "caf" or shape.low_rank is not None or shape.own_cells_only:
         return None
@@ -56,7 +75,7 @@ def _parameters(attention: Attention, x: Tensor) -> tuple[object, ...] | None:
     if type(norm) is not nn.BatchNorm1d or type(fc1) is not nn.Linear or type(fc2) is not nn.Linear:
         return None
     for part in (fc1, norm, fc2):
-        if part._forward_hooks or part._forward_pre_hooks:  # somebody wants to see the steps
+        if hooked(part):
             return None
     first, scale, statistics, logits = fc1._parameters, norm._parameters, norm._buffers, fc2._parameters
     weight, mean = first.get("weight"), statistics.get("running_mean")  # replicas have their tensors elsewhere
@@ -64,9 +83,5 @@ def _parameters(attention: Attention, x: Tensor) -> tuple[object, ...] | None:
         return None
     if scale.get("weight") is None or logits.get("bias") is None:  # not as they were made
         return None
-    if x.dim() < 2 or x.shape[1] != weight.shape[1] or x.numel() == 0:  # the steps say what is wrong
-        return None
-    if not load_native():
-        return None
     running = mean, statistics["running_var"], norm.eps
-    return x, weight, scale["weight"], scale["bias"], *running, logits["weight"], logits["bias"]
+    return weight, scale["weight"], scale["bias"], *running, logits["weight"], logits["bias"]

@@ -145,13 +145,15 @@ inline Tensor attention_weights(const Tensor& logits, const std::optional<Tensor
   return weights;
 }
 
-// Both, with the linear layer between them: inputs -> [batch, mixtures, n].
+// Both, with the linear layer between them: inputs -> [batch, mixtures, n]. The temperature is a whole number of units.
 inline Tensor attention(const Tensor& x, const Tensor& fc1, const Tensor& norm_weight, const Tensor& norm_bias,
                         const Tensor& mean, const Tensor& variance, double norm_epsilon, const Tensor& fc2,
-                        const Tensor& fc2_bias, Int mixtures, const std::optional<Tensor>& beta, double tau,
-                        double epsilon) {
+                        const Tensor& fc2_bias, Int mixtures, const std::optional<Tensor>& beta,
+                        const Tensor& temperature, double temperature_unit, double epsilon) {
   check_branch(x, fc1, norm_weight, norm_bias, mean, variance, fc2, fc2_bias, mixtures);
   if (beta) check(*beta, "beta", {mixtures, fc2.size(0) / mixtures - 1}, at::kBool);
+  check(temperature, "temperature", {}, at::kLong);
+  const double tau = static_cast<double>(*temperature.const_data_ptr<Int>()) * temperature_unit;
   const Tensor hidden = attention_hidden(x, fc1, norm_weight, norm_bias, mean, variance, norm_epsilon);
   const Tensor logits = small_linear(hidden, fc2, fc2_bias);
   return attention_weights(logits.view({logits.size(0), mixtures, logits.size(1) / mixtures}), beta, tau, epsilon);

@@ -37,8 +37,8 @@ TORCH_LIBRARY(kernelwarehouse, library) {
   // The attention branch: attention.h.
   library.def(
       "attention(Tensor x, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, Tensor variance, "
-      "float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, Tensor? beta, float tau, float epsilon) -> "
-      "Tensor");
+      "float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, Tensor? beta, Tensor temperature, "
+      "float temperature_unit, float epsilon) -> Tensor");
   library.def(
       "attention_coefficients(Tensor x, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, "
       "Tensor variance, float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, float epsilon) -> (Tensor, "
