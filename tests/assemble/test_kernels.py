@@ -87,6 +87,10 @@ SHAPES = [
     Shape((128, 64), 30, batch=2, kernel=1, padding=0, space=(9, 9)),
     Shape((16, 24), 12, batch=34, space=(5, 5)),  # so many samples that bases are packed
     Shape((440, 8), 6, batch=2, kernel=1, padding=0, space=(3, 3)),  # several blocks of output channels
+    # Kernels that are small beside their images: tiles across cells, pieces of the image, of which the last is shorter.
+    Shape((8, 16), 34, batch=3, kernel=1, padding=0, groups=(3, 2), space=(30, 37)),
+    Shape((8, 8), 5, batch=1, kernel=1, padding=0, groups=(6, 6), space=(20, 21)),
+    Shape((16, 8), 9, batch=34, kernel=1, padding=0, groups=(1, 2), space=(8, 4)),
 ]
 POINTWISE = [shape for shape in SHAPES if shape.kernel == 1]
 # For Winograd's transform, with sizes that follow the cache which work is cut to: images in strips, of which the last

@@ -197,6 +197,71 @@ inline void pack_positions(const float* x, Int channels, Int positions, float* p
   });
 }
 
+// The input at some positions [channels][count], which the product reads from where it is; the last ones are copied,
+// and filled up with zeros, where they end within a panel.
+struct Panels {
+  const float* x;
+  Int positions, channels;
+  Numbers last;
+
+  template <class Body>
+  void operator()(Int first, Int count, const Body& body) {
+    for_panels(round_up(count, kGrain), [&](Int column, Int columns) {
+      const Int position = first + column, valid = std::min(columns, positions - position);
+      if (valid == columns) return body(position, columns, valid, x + position, positions);
+      last.resize(channels * columns);
+      for (Int c = 0; c < channels; ++c)
+        std::fill_n(std::copy_n(x + c * positions + position, valid, last.data() + c * columns), columns - valid, 0.0f);
+      body(position, columns, valid, last.data(), columns);
+    });
+  }
+};
+
+// Whether kernels of one position are small, beside their images as well.
+inline bool small(const Layer& layer, Int positions) {
+  const Int kernel = layer.out_channels() * layer.segments * layer.cell_in;
+  return kernel <= 8 * positions && kernel <= second_level() / 4 && layer.batch * kernel <= 2 * kBlock;
+}
+
+// The product with such kernels: they are mixed whole, and as much of the input as stays nearest is multiplied by all of
+// a sample's.
+template <class Mixer>
+void multiply_small(const Mixer& mixer, const float* x, Int positions, float* y) {
+  const Layer& layer = mixer.layer;
+  const Int channels = layer.segments * layer.cell_in, out = layer.out_channels(), mixture = layer.cell();
+  Numbers kernels(layer.batch * out * channels);
+  at::parallel_for(0, layer.batch, 1, [&](Int begin, Int end) {
+    Packed packed;
+    mixer(begin * layer.out_groups, (end - begin) * layer.out_groups, 0, mixture,
+          kernels.data() + begin * out * channels, mixture, packed);
+  });
+  std::vector<Int> steps;
+  for (Int group = 0; group < layer.segments; ++group) steps.push_back(group * mixture);
+  const Int run = std::clamp<Int>(first_level() / 2 / channels / kWide, 1, 16) * kWide;
+  const Int runs = (positions + run - 1) / run;
+  at::parallel_for(0, layer.batch * runs, 1, [&](Int begin, Int end) {
+    Panels panels{x, positions, channels, {}};
+    float beyond[kTall * kWide];
+    for (Int task = begin; task < end; ++task) {
+      const Int sample = task / runs, first = task % runs * run, count = std::min(run, positions - first);
+      const float* own = kernels.data() + sample * out * channels;
+      panels.x = x + sample * channels * positions;
+      for_row_tiles(out, [&](Int o, Int tall) {
+        const auto a = starts(tall, [&](Int r) {
+          return own + (o + r) / layer.cell_out * layer.segments * mixture + (o + r) % layer.cell_out * layer.cell_in;
+        });
+        panels(first, count, [&](Int position, Int columns, Int valid, const float* panel, Int pitch) {
+          const AlongRows product{layer.cell_in, panel, pitch, 0, layer.segments, steps.data()};
+          const auto target = [&](Int r) { return y + (sample * out + o + r) * positions + position; };
+          if (valid == columns) return multiply_tile(product, tall, columns, a, starts(tall, target), false);
+          multiply_tile(product, tall, columns, a, starts(tall, [&](Int r) { return beyond + r * columns; }), false);
+          for (Int r = 0; r < tall; ++r) std::copy_n(beyond + r * columns, valid, target(r));
+        });
+      });
+    }
+  });
+}
+
 // A kernel of one position: x [batch, in, *space] -> [batch, out, *space], with positions along the vectors, so that
 // neither kernels nor activations are turned around.
 template <class Mixer>
@@ -211,6 +276,10 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
   Tensor y = at::empty(sizes, x.options());
   const float* x_data = x.const_data_ptr<float>();
   float* y_data = y.mutable_data_ptr<float>();
+  if (small(layer, positions)) {
+    multiply_small(mixer, x_data, positions, y_data);
+    return y;
+  }
   // Inputs are packed once for all blocks of channels, as far as an allocator keeps so much memory; large ones sample
   // by sample, again for each block.
   const bool at_once = layer.batch * sample_panels <= 3 * kBlock;
