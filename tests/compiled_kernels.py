@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from kernelwarehouse.assemble import branch, depthwise, native
+from kernelwarehouse.assemble import branch, depthwise, native, repetition
 from kernelwarehouse.assemble.build import load_native
 
 COMPILED = load_native()
@@ -27,6 +27,6 @@ LEVEL2 = _second_level() // 4
 
 def pretend(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
     """Let everything believe that there are compiled kernels, or none."""
-    for module in (branch, depthwise, native):
+    for module in (branch, depthwise, native, repetition):
         monkeypatch.setattr(module, "load_native", lambda: available)
     monkeypatch.setattr("kernelwarehouse.assemble.routing._answers", {})

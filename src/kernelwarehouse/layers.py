@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernelwarehouse._bfloat16 import require_computable
-from kernelwarehouse.assemble import Geometry, Route, evaluate_layer
+from kernelwarehouse.assemble import Geometry, Route, evaluate_layer, route_table
 from kernelwarehouse.assemble.basis import Prepared
 from kernelwarehouse.assemble.repetition import Repetition
 from kernelwarehouse.assignment import beta
@@ -100,8 +100,10 @@ class WarehouseLayer(nn.Module):
                 kept["route"] = repetition.route
                 return out
         require_computable(x.device, x.dtype)
-        out, kept["route"] = evaluate_layer(x, seen, attention, warehouse, geometry, prepared)
-        kept["_repetition"] = Repetition.of(x, geometry, prepared, kept["route"])
+        asked_at = route_table.changes()
+        out, route = evaluate_layer(x, seen, attention, warehouse, geometry, prepared)
+        kept["_repetition"] = Repetition.of(route, asked_at, x, attention, warehouse, geometry, prepared)
+        kept["route"] = route
         return out
 
     def train(self, mode: bool = True) -> Self:

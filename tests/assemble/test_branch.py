@@ -95,11 +95,29 @@ def test_steps_are_taken_where_one_call_does_not_apply() -> None:
 
 
 @torch.no_grad()
+def test_steps_are_taken_where_somebody_follows_them() -> None:
+    attention, pooled, taken = _attention(0.0).requires_grad_(False), torch.randn(3, 1, 12), []
+
+    def follow(x: torch.Tensor) -> torch.Tensor:
+        taken.append(fused_attention(attention, x) is None)
+        return attend(attention, x)
+
+    wanted = attend(attention, pooled[:, 0])
+    torch.testing.assert_close(torch.func.vmap(follow)(pooled)[:, 0], wanted)
+    torch.testing.assert_close(torch.jit.trace(follow, pooled[0], check_trace=False)(pooled[1]), wanted[1:2])
+    assert taken == [True] * len(taken)
+    assert len(taken) >= 2
+
+
+@torch.no_grad()
 def test_parts_that_are_not_as_they_were_made() -> None:
     pooled, without_scale, without_bias = torch.randn(2, 12), _attention(0.0), _attention(0.0)
     without_scale.norm = nn.BatchNorm1d(16, affine=False).eval()
     without_bias.fc2.bias = None
-    for attention in (without_scale, without_bias):
+    with_bias, cast = _attention(0.0), _attention(0.5).type(torch.float32)
+    with_bias.fc1 = nn.Linear(12, 16)
+    for attention in (without_scale, without_bias, with_bias, cast):
+        assert fused_attention(attention, pooled) is None
         torch.testing.assert_close(attend(attention, pooled), attention(pooled))
 
 

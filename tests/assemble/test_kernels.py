@@ -91,6 +91,8 @@ SHAPES = [
     Shape((8, 16), 34, batch=3, kernel=1, padding=0, groups=(3, 2), space=(30, 37)),
     Shape((8, 8), 5, batch=1, kernel=1, padding=0, groups=(6, 6), space=(20, 21)),
     Shape((16, 8), 9, batch=34, kernel=1, padding=0, groups=(1, 2), space=(8, 4)),
+    Shape((8, 8), 4, kernel=1, padding=0, space=(3, 5)),  # a wide panel that is not full, at either width
+    Shape((16, 8), 4, kernel=1, padding=0, space=(1, 59)),
 ]
 POINTWISE = [shape for shape in SHAPES if shape.kernel == 1]
 # For Winograd's transform, with sizes that follow the cache which work is cut to: images in strips, of which the last

@@ -41,8 +41,8 @@ def made(name: str, **settings: Any) -> tuple[WarehouseLayer, Tensor]:
     make, shape = LAYERS[name]
     layer = make(config=WarehouseConfig(1, **settings)).eval()
     kw.set_temperature(layer, 0.0)
-    for name, tensor in layer.state_dict().items():
-        if name.endswith(("running_mean", "fc2.bias", "norm.bias", "bias")):
+    for key, tensor in layer.state_dict().items():
+        if key.endswith(("running_mean", "fc2.bias", "norm.bias", "bias")):
             tensor.copy_(0.3 * torch.randn(tensor.shape))
     return layer, torch.randn(shape)
 
@@ -131,7 +131,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "bias": lambda layer: layer.bias.add_(1),
     "prepared": _prepared,
     "prepared and changed": _prepared_and_changed,
-    "evaluated in float64": lambda layer: layer.double().float(),
+    "cast there and back": lambda layer: layer.double().float(),
 }
 
 
@@ -158,7 +158,7 @@ def test_changes_of_the_layer_are_seen(name: str, change: str) -> None:
     torch.testing.assert_close(after, fresh(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(layer(x), after, rtol=1e-4, atol=1e-5)
     alike = after.shape == before.shape and torch.allclose(after, before, rtol=1e-4, atol=1e-5)
-    assert alike == (change in ("prepared", "evaluated in float64"))
+    assert alike == (change in ("prepared", "cast there and back"))
 
 
 @pytest.mark.parametrize("part", ["attention", "attention.fc1", "attention.norm", "attention.fc2"])
@@ -221,13 +221,15 @@ def test_surroundings_are_seen(around: Callable[[], AbstractContextManager[Any]]
     ids=["batch", "size", "channels last", "order", "kind of tensor", "empty", "one sample"],
 )
 @torch.no_grad()
-def test_other_inputs_are_seen(other: Callable[[Tensor], Tensor]) -> None:
+def test_other_inputs_are_seen(other: Callable[[Tensor], Tensor], long_ways: list[int]) -> None:
     layer, x = made("3x3")
-    layer(x)
-    layer(x)
     with nullcontext() if other(x).numel() else kw.force("plain"):
         wanted = copy.deepcopy(layer)(other(x))
+    layer(x)
+    layer(x)
+    taken = len(long_ways)
     torch.testing.assert_close(layer(other(x)), wanted, rtol=1e-4, atol=1e-5)
+    assert len(long_ways) == taken + 1
     torch.testing.assert_close(layer(other(x)), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -267,6 +269,41 @@ def test_bases_are_used_and_given_back(long_ways: list[int]) -> None:
     kept = weakref.ref(layer.prepared)
     layer.train()
     assert kept() is None
+
+
+@pytest.mark.usefixtures("by_rule")
+@torch.no_grad()
+def test_bases_are_taken_as_soon_as_they_can_be() -> None:
+    layer, x = made("3x3")
+    for _ in range(2):
+        layer(x)
+    _prepared(layer)
+    routes = []
+    for hook in (False, True, False):
+        handle = layer.attention.fc2.register_forward_hook(lambda *_: None) if hook else None
+        for _ in range(2):
+            layer(x)
+            assert layer.route is not None
+            routes.append(layer.route.forward == BASIS)
+        if handle is not None:
+            handle.remove()
+    assert routes == [True, True, False, False, True, True]
+
+
+@torch.no_grad()
+def test_run_that_begins_during_a_call_is_seen(monkeypatch: pytest.MonkeyPatch, long_ways: list[int]) -> None:
+    layer, x = made("3x3")
+    counted = layers.evaluate_layer
+
+    def interrupted(*arguments: Any) -> Any:
+        result = counted(*arguments)
+        with route_table.keeping({}):
+            return result
+
+    monkeypatch.setattr(layers, "evaluate_layer", interrupted)
+    layer(x)
+    layer(x)
+    assert len(long_ways) == 2
 
 
 @torch.no_grad()

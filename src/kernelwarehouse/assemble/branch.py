@@ -47,10 +47,8 @@ def fused_coefficients(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor]
 
 def weights(attention: Attention, x: Tensor, parts: tuple[object, ...]) -> Tensor:
     """What `attention(x)` gives, by the compiled call, with its `compiled_parts`."""
-    beta, tau = attention._buffers["beta"], attention._buffers["temperature"]
-    return torch.ops.kernelwarehouse.attention(
-        x, *parts, attention.shape.mixtures, beta, tau, TEMPERATURE_UNIT, NORMALISER_EPS
-    )
+    start = attention._buffers["beta"], attention._buffers["temperature"], TEMPERATURE_UNIT
+    return torch.ops.kernelwarehouse.attention(x, *parts, attention.shape.mixtures, *start, NORMALISER_EPS)
 
 
 def _parts(attention: Attention, x: Tensor) -> tuple[object, ...] | None:
@@ -68,7 +66,10 @@ def compiled_parts(attention: Attention) -> tuple[object, ...] | None:
 
     (A module's own look-up takes longer than what it finds.)
     """
-    shape, modules = attention.shape, attention._modules
+    shape, modules, buffers = attention.shape, attention._modules, attention._buffers
+    beta, temperature = buffers["beta"], buffers["temperature"]
+    if temperature is None or temperature.dtype != torch.int64 or (beta is not None and beta.dtype != torch.bool):
+        return None  # `Module.type` has cast them
     if shape.function != "caf" or shape.low_rank is not None or shape.own_cells_only:
         return None
     fc1, norm, fc2 = modules["fc1"], modules["norm"], modules["fc2"]
@@ -81,7 +82,7 @@ def compiled_parts(attention: Attention) -> tuple[object, ...] | None:
     weight, mean = first.get("weight"), statistics.get("running_mean")  # replicas have their tensors elsewhere
     if norm.training or mean is None or weight is None or weight.dtype != torch.float32:
         return None
-    if scale.get("weight") is None or logits.get("bias") is None:  # not as they were made
-        return None
+    if scale.get("weight") is None or logits.get("bias") is None or first.get("bias") is not None:
+        return None  # not as they were made
     running = mean, statistics["running_var"], norm.eps
     return weight, scale["weight"], scale["bias"], *running, logits["weight"], logits["bias"]

@@ -27,22 +27,34 @@ class Repetition(NamedTuple):
     """The route of a call, and what decided on it."""
 
     route: Route
+    asked_at: int  # what `route_table.changes()` said when the call began
     geometry: Geometry
     prepared: "weakref.ref[Prepared] | None"  # the layer alone keeps it alive
-    shape: torch.Size  # of the input, as all that follows
+    basis_usable: bool
+    shape: torch.Size  # of the input
     strides: tuple[int, ...]
     threads: int
-    asked_at: int
 
     @staticmethod
-    def of(x: Tensor, geometry: Geometry, prepared: Prepared | None, route: Route) -> "Repetition | None":
-        """What a call that has been made leaves for the next one, where that can be told apart from others."""
-        mixes = route.forward in BASES or STRATEGIES[route.forward].mixing == "weights"
-        if not mixes or forced() is not None or not plain_inference(x) or x.numel() == 0 or not load_native():
+    def of(
+        route: Route,
+        asked_at: int,
+        x: Tensor,
+        attention: Attention,
+        warehouse: Warehouse,
+        geometry: Geometry,
+        prepared: Prepared | None,
+    ) -> "Repetition | None":
+        """What a call that has been made leaves for the next one, if that can take the short way."""
+        cells = warehouse._parameters.get("cells")
+        if cells is None or forced() is not None or not plain_inference(x) or x.numel() == 0 or not load_native():
+            return None
+        strategy = STRATEGIES.get(route.forward)  # or one of the bases
+        if strategy is not None and (strategy.mixing != "weights" or compiled_parts(attention) is None):
             return None
         reference = None if prepared is None else weakref.ref(prepared)
-        facts = x.shape, x.stride(), torch.get_num_threads(), route_table.changes()
-        return Repetition(route, geometry, reference, *facts)
+        usable = prepared is not None and prepared.usable(x, attention, cells)
+        return Repetition(route, asked_at, geometry, reference, usable, x.shape, x.stride(), torch.get_num_threads())
 
     def evaluate(
         self,
@@ -68,11 +80,12 @@ class Repetition(NamedTuple):
         cells = warehouse._parameters.get("cells")
         if cells is None:  # they are computed
             return None
-        if self.route.forward in BASES:
-            if prepared is None or not prepared.usable(x, attention, cells):
+        if prepared is not None:
+            if prepared.usable(x, attention, cells) != self.basis_usable:
                 return None
-            return prepared.evaluate(x, seen, geometry, self.route.forward)
+            if self.route.forward in BASES:
+                return prepared.evaluate(x, seen, geometry, self.route.forward)
         parts = None if hooked(attention) else compiled_parts(attention)
-        if parts is None or cells.dtype != torch.float32:
+        if parts is None:
             return None
         return STRATEGIES[self.route.forward].forward(x, weights(attention, seen, parts), cells, geometry)

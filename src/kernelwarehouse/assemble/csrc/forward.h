@@ -203,22 +203,27 @@ struct Panels {
   const float* x;
   Int positions, channels;
   Numbers last;
+  const float* copied = nullptr;  // where the last ones are from
 
   template <class Body>
   void operator()(Int first, Int count, const Body& body) {
     for_panels(round_up(count, kGrain), [&](Int column, Int columns) {
       const Int position = first + column, valid = std::min(columns, positions - position);
-      if (valid == columns) return body(position, columns, valid, x + position, positions);
-      last.resize(channels * columns);
-      for (Int c = 0; c < channels; ++c)
-        std::fill_n(std::copy_n(x + c * positions + position, valid, last.data() + c * columns), columns - valid, 0.0f);
+      const float* from = x + position;
+      if (valid == columns) return body(position, columns, valid, from, positions);
+      if (copied != from) {
+        last.resize(channels * columns);
+        for (Int c = 0; c < channels; ++c)
+          std::fill_n(std::copy_n(from + c * positions, valid, last.data() + c * columns), columns - valid, 0.0f);
+        copied = from;
+      }
       body(position, columns, valid, last.data(), columns);
     });
   }
 };
 
 // Whether kernels of one position are small, beside their images as well.
-inline bool small(const Layer& layer, Int positions) {
+inline bool small_beside_image(const Layer& layer, Int positions) {
   const Int kernel = layer.out_channels() * layer.segments * layer.cell_in;
   return kernel <= 8 * positions && kernel <= second_level() / 4 && layer.batch * kernel <= 2 * kBlock;
 }
@@ -240,7 +245,7 @@ void multiply_small(const Mixer& mixer, const float* x, Int positions, float* y)
   const Int run = std::clamp<Int>(first_level() / 2 / channels / kWide, 1, 16) * kWide;
   const Int runs = (positions + run - 1) / run;
   at::parallel_for(0, layer.batch * runs, 1, [&](Int begin, Int end) {
-    Panels panels{x, positions, channels, {}};
+    Panels panels{x, positions, channels};
     float beyond[kTall * kWide];
     for (Int task = begin; task < end; ++task) {
       const Int sample = task / runs, first = task % runs * run, count = std::min(run, positions - first);
@@ -276,7 +281,7 @@ Tensor multiply_pointwise(const Mixer& mixer, const Tensor& x) {
   Tensor y = at::empty(sizes, x.options());
   const float* x_data = x.const_data_ptr<float>();
   float* y_data = y.mutable_data_ptr<float>();
-  if (small(layer, positions)) {
+  if (small_beside_image(layer, positions)) {
     multiply_small(mixer, x_data, positions, y_data);
     return y;
   }
