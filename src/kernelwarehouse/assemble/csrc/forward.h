@@ -228,8 +228,8 @@ inline bool small_beside_image(const Layer& layer, Int positions) {
   return kernel <= 8 * positions && kernel <= second_level() / 4 && layer.batch * kernel <= 2 * kBlock;
 }
 
-// The product with such kernels: they are mixed whole, and as much of the input as stays nearest is multiplied by all of
-// a sample's.
+// The product with such kernels: they are mixed whole, and as much of the input as stays nearest is multiplied by all
+// of a sample's.
 template <class Mixer>
 void multiply_small(const Mixer& mixer, const float* x, Int positions, float* y) {
   const Layer& layer = mixer.layer;
