@@ -1,8 +1,8 @@
 """Inference on a CPU that is like the call before.
 
-To find out how a layer is evaluated takes a hundred small steps. In a network, where each finds the processor's caches
-full of other things, they take a tenth of a millisecond, as long as a small layer itself. Most calls are like the one
-before: what was found out then is kept with what it depends on, and only that is looked at again.
+To find out how a layer is evaluated takes many small steps, and in a network, where each finds the processor's caches
+full of other things, as long as a small layer itself. Most calls are like the one before: what was found out then is
+kept with what it depends on, and only that is looked at again.
 """
 
 import weakref
