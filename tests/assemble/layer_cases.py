@@ -92,11 +92,15 @@ def pointwise_cases(draw: st.DrawFn) -> Case:
 @st.composite
 def depthwise_cases(draw: st.DrawFn) -> Case:
     """Depth-wise layers that the compiled kernels take; some with two output channels for an input channel."""
-    cell, count, shared = draw(st.sampled_from([8, 16, 24])), draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    cell, count, shared = draw(st.sampled_from([8, 16, 24])), draw(st.integers(1, 2)), draw(st.integers(1, 3))
     partition = Partition((cell * count * shared, 1, 3, 3), (cell, 1, 1, 1))
-    dilation = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    dilation = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     padding = tuple(draw(st.integers(0, 2 * d)) for d in dilation)
-    space = tuple(draw(st.integers(2 * d + 1, 20)) for d in dilation)
+    # Wide enough for several vectors of either width, and down to what padding alone makes large enough.
+    space = tuple(
+        draw(st.integers(max(1, 2 * d + 1 - 2 * p), most))
+        for d, p, most in zip(dilation, padding, (12, 52), strict=True)
+    )
     stride = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     geometry = Geometry(partition, stride, padding, dilation, cell * count)
     return Case(geometry, draw(st.integers(1, 3)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))

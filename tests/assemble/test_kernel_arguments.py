@@ -105,6 +105,12 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         | X
         | {"cell": CELL, "padding": (1, 1), "dilation": (1, 1), "stride": (1, 1)},
     ),
+    "depthwise input gradient": (
+        "depthwise_input_gradient",
+        {"grad": torch.randn(BATCH, CELL, 3, 4), "attention": torch.randn(BATCH, 1, 9, CELLS)}
+        | {"cells": torch.randn(CELLS, CELL, 1), "channels": CELL, "size": (3, 4)}
+        | {"padding": (1, 1), "dilation": (1, 1), "stride": (1, 1)},
+    ),
     "attention": (
         "attention",
         X
@@ -136,7 +142,7 @@ FREE = {
         for name in ("taps", "channels last", "pointwise", "depthwise", "winograd", "winograd, channels last")
     ),
     *((name, "places", 0) for name in ("taps", "channels last", "basis", "compact basis")),
-    *(("depthwise gradient", "grad", axis) for axis in (2, 3)),
+    *((name, "grad", axis) for name in ("depthwise gradient", "depthwise input gradient") for axis in (2, 3)),
     *((name, "x", axis) for name in ("attention", "coefficients") for axis in (0, 2, 3)),
 }
 
@@ -234,9 +240,21 @@ def test_cells_that_do_not_fill_vectors_are_refused(name: str) -> None:
     ],
 )
 def test_depthwise_options_are_checked(option: str, value: tuple[int, int]) -> None:
-    for name in ("depthwise", "depthwise gradient"):
+    for name in ("depthwise", "depthwise gradient", "depthwise input gradient"):
         with pytest.raises(ValueError, match="two numbers each are wanted: strides of 1 or 2"):
             call(name, **{option: value})
+
+
+@pytest.mark.parametrize("size", [(3,), (0, 4), (3, 1 << 30)])
+def test_sizes_of_depthwise_inputs_are_checked(size: tuple[int, ...]) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=r"size.*2 |two numbers each are wanted"):
+        call("depthwise input gradient", size=size)
+
+
+@pytest.mark.parametrize("channels", [0, -1, 3, 2 * CELL])
+def test_channels_of_depthwise_inputs_are_checked(channels: int) -> None:
+    with pytest.raises(ValueError, match=f"{CELL} output channels are no multiple of {channels}"):
+        call("depthwise input gradient", channels=channels)
 
 
 @pytest.mark.parametrize("padding", [(1,), (1, 1, 1), (1, -1), (1 << 31, 1), (0, 1 << 30), (2**31 - 2,) * 2])

@@ -1,14 +1,12 @@
 """Every strategy computes what the plain definition computes."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_cases import CASES, EVERYWHERE, Case, assert_same, errors, exact_gradients, gradients
 
-from compiled_kernels import LEVEL2
+from compiled_kernels import COMPILED, LEVEL2
 from kernelwarehouse.assemble import STRATEGIES, Geometry, blocks, evaluate, force, matmul, windows
 from kernelwarehouse.partition import Partition
 
@@ -112,11 +110,35 @@ def test_depthwise_gradients_of_kernels_know_no_numbers_from_outside(stride: int
     x, attention, cells = Case(geometry, 1, 9, (5, 9), seed=0).tensors(torch.float32)
     x[..., -1] = torch.inf
     finite = []
-    for way in (force("plain"), nullcontext()):
+    for way in ("plain", "depthwise") if COMPILED else ("plain", "grouped"):
         leaf = attention.clone().requires_grad_()
-        with way:
+        with force(way):
             evaluate(x, leaf, cells, geometry).sum().backward()
         assert leaf.grad is not None
         finite.append(leaf.grad.isfinite())
     assert finite[0].any()
+    assert torch.equal(*finite)
+
+
+@pytest.mark.parametrize("place", [(1, 2), (-1, -1)])
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize("stride, dilation", [((1, 1), 1), ((2, 2), 1), ((1, 1), 2), ((2, 2), 2), ((1, 2), 1)])
+def test_depthwise_gradients_of_inputs_come_from_what_has_read_them(
+    stride: tuple[int, int], dilation: int, shared: int, place: tuple[int, int]
+) -> None:
+    """An infinite gradient of one output reaches the places that it has seen, and no others."""
+    partition = Partition((8 * shared, 1, 3, 3), (8, 1, 1, 1))
+    geometry = Geometry(partition, stride, (1, 1), (dilation, dilation), 8)
+    x, attention, cells = Case(geometry, 1, 9, (9, 23), seed=0).tensors(torch.float32)
+    finite = []
+    for way in ("plain", "depthwise") if COMPILED else ("plain", "grouped"):
+        leaf = x.clone().requires_grad_()
+        with force(way):
+            out = evaluate(leaf, attention, cells, geometry)
+        grad = torch.ones_like(out)
+        grad[:, :, place[0], place[1]] = torch.inf
+        out.backward(grad)
+        assert leaf.grad is not None
+        finite.append(leaf.grad.isfinite())
+    assert 0 < (~finite[0]).sum() <= 8 * 9
     assert torch.equal(*finite)

@@ -4,13 +4,11 @@ Mixing costs next to nothing here; a convolution library, though, spends most of
 """
 
 import math
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from kernelwarehouse.assemble.blocks import chunks
 from kernelwarehouse.assemble.build import GRAIN, load_native
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.mixtures import attention_pairs
@@ -25,7 +23,7 @@ def _obstacle(geometry: Geometry) -> str | None:
     if cell[0] % GRAIN or math.prod(cell[2:]) != 1:
         return f"its cells {cell} are no multiple of {GRAIN} channels at one position"
     if max(geometry.stride) > 2:
-        return f"its stride is {geometry.stride}, which would spread the gradient of the input too thin"
+        return f"its stride is {geometry.stride}; 1 and 2 are what the kernels know"
     if any(pad > 2 * dilation for pad, dilation in zip(geometry.padding, geometry.dilation, strict=True)):
         return f"its padding {geometry.padding} is wider than the kernel reaches"
     return None
@@ -36,10 +34,6 @@ def obstacle(x: Tensor, geometry: Geometry) -> str | None:
     if x.device.type != "cpu" or x.dtype != torch.float32 or type(x) is not Tensor:
         return f"the input is {x.dtype} on {x.device.type}; a plain tensor of float32 on cpu is wanted"
     return _obstacle(geometry) or (None if load_native() else "the kernels could not be built, or are turned off")
-
-
-# Numbers of a temporary.
-_BLOCK = 2 << 20
 
 
 def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
@@ -62,30 +56,19 @@ def backward(
     )
     grad_pairs = torch.matmul(grad_kernels, flat_cells.flatten(1).t())
     grad_cells = torch.mm(pairs.flatten(0, 2).t(), grad_kernels.flatten(0, 2))
-    grad_input = _input_gradient(grad, pairs, flat_cells, geometry, tuple(x.shape[2:])) if wants_input else None
-    return grad_input, grad_pairs.transpose(1, 2).reshape(attention.shape), grad_cells.view(cells.shape)
-
-
-def _input_gradient(grad: Tensor, pairs: Tensor, cells: Tensor, geometry: Geometry, space: tuple[int, ...]) -> Tensor:
-    """The same convolution with its kernels turned around; channels that share an input are summed up.
-
-    Gradients of a larger stride are spread out first, a few samples at a time.
-    """
-    dense = replace(geometry, stride=(1, 1))
-    around = tuple(2 * dilation - pad for dilation, pad in zip(geometry.dilation, geometry.padding, strict=True))
-    size, turned, (down, across) = dense.output_size(space), pairs.flip(2), geometry.stride
-    shared = geometry.out_channels // geometry.in_channels
-    grad_input = grad.new_empty(len(grad), geometry.in_channels, *space)
-    for chunk in chunks(len(grad), geometry.out_channels * math.prod(size), _BLOCK):
-        spread = grad[chunk]
-        if geometry != dense:
-            spread = grad.new_zeros(len(spread), geometry.out_channels, *size)
-            spread[:, :, ::down, ::across] = grad[chunk]
-        flowing = torch.ops.kernelwarehouse.forward_depthwise(
-            spread, turned[chunk], cells, space, around, geometry.dilation, dense.stride
+    grad_input = None
+    if wants_input:
+        grad_input = torch.ops.kernelwarehouse.depthwise_input_gradient(
+            grad,
+            pairs,
+            flat_cells,
+            geometry.in_channels,
+            x.shape[2:],
+            geometry.padding,
+            geometry.dilation,
+            geometry.stride,
         )
-        grad_input[chunk] = flowing if shared == 1 else flowing.unflatten(1, (-1, shared)).sum(2)
-    return grad_input
+    return grad_input, grad_pairs.transpose(1, 2).reshape(attention.shape), grad_cells.view(cells.shape)
 
 
 STRATEGY = Strategy("depthwise", forward, backward, obstacle)

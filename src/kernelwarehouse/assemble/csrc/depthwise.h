@@ -11,6 +11,8 @@
 
 namespace kernelwarehouse {
 
+constexpr int kTaps = 9;  // 3x3 kernels only: their weights and sums stay in registers
+
 struct Plane {
   Int height, width, out_height, out_width;
   Int pad_y, pad_x, dilation_y, dilation_x, stride_y, stride_x;
@@ -48,39 +50,55 @@ struct Plane {
   // One channel's outputs; weights[tap * weight_pitch] is its kernel.
   template <int T>
   void convolve(const float* padded, const Int* offsets, const float* weights, Int weight_pitch, float* out) const {
-    Lanes spread[T];
-    for (int tap = 0; tap < T; ++tap) spread[tap] = weights[tap * weight_pitch] - Lanes{};
+    float kernel[T];
+    for (int tap = 0; tap < T; ++tap) kernel[tap] = weights[tap * weight_pitch];
     for (Int y = 0; y < out_height; ++y)
-      for (Int x = 0; x < out_width; x += kLanes) {
+      for_vectors(out_width, [&](Int x, auto lanes) {
         const float* from = padded + y * stride_y * pitch() + x;
-        Lanes sum = {};
-        for (int tap = 0; tap < T; ++tap) sum += spread[tap] * load(from + offsets[tap]);
+        Vector<lanes> sum = {};
+        KERNELWAREHOUSE_UNROLL for (int tap = 0; tap < T; ++tap) sum += kernel[tap] * load<lanes>(from + offsets[tap]);
         // What runs over the end of a row is overwritten by the next one.
         const Int at = y * out_width + x;
         store_some(out + at, sum, out_height * out_width - at);
-      }
+      });
   }
 
   // For every tap, the sum over positions of output gradient times input: the gradient of one channel's kernel.
+  // `readable` numbers follow from `grad` on, of this channel and others.
   template <int T>
-  void correlate(const float* padded, const Int* offsets, const float* grad, float* sums, Int pitch_of_sums) const {
-    Lanes partial[T] = {};
-    Mask inside = {};  // of the last numbers of a row; what lies beyond is not to be multiplied, it may be infinite
-    for (Int lane = 0; lane < out_width % kLanes; ++lane) inside[lane] = -1;
-    for (Int y = 0; y < out_height; ++y)
-      for (Int x = 0; x < out_width; x += kLanes) {
-        const float* from = padded + y * stride_y * pitch() + x;
-        if (x + kLanes <= out_width) {
-          const Lanes value = load(grad + y * out_width + x);
-          for (int tap = 0; tap < T; ++tap) partial[tap] += value * load(from + offsets[tap]);
-        } else {
-          Lanes value = {};
-          for (Int lane = 0; lane < out_width - x; ++lane) value[lane] = grad[y * out_width + x + lane];
-          for (int tap = 0; tap < T; ++tap) partial[tap] += inside ? value * load(from + offsets[tap]) : Lanes{};
-        }
-      }
-    for (int tap = 0; tap < T; ++tap) sums[tap * pitch_of_sums] = total(partial[tap]);
+  void correlate(const float* padded, const Int* offsets, const float* grad, Int readable, float* sums,
+                 Int pitch_of_sums) const {
+    VectorOf<kLanes>::Register wide[T] = {};
+    VectorOf<kGrain>::Register narrow[T] = {};
+    for_vectors(out_width, [&](Int x, auto lanes) {
+      if constexpr (lanes == kLanes)
+        correlate_columns<T, lanes>(padded, offsets, grad, readable, x, wide);
+      else
+        correlate_columns<T, lanes>(padded, offsets, grad, readable, x, narrow);
+    });
+    for (int tap = 0; tap < T; ++tap) sums[tap * pitch_of_sums] = total(wide[tap]) + total(narrow[tap]);
   }
+
+  // The part of the columns from x on, of which the last may lie beyond the row.
+  template <int T, int L>
+  void correlate_columns(const float* padded, const Int* offsets, const float* grad, Int readable, Int x,
+                         typename VectorOf<L>::Register (&sums)[T]) const {
+    typename VectorOf<L>::Mask inside;
+    for (Int lane = 0; lane < L; ++lane) inside[lane] = x + lane < out_width ? -1 : 0;
+    for (Int y = 0; y < out_height; ++y) {
+      const float* from = padded + y * stride_y * pitch() + x;
+      const Int at = y * out_width + x;
+      const auto value = load_some<L>(grad + at, readable - at);
+      if (x + L <= out_width)
+        KERNELWAREHOUSE_UNROLL for (int tap = 0; tap < T; ++tap) sums[tap] += value * load<L>(from + offsets[tap]);
+      else  // what lies beyond is not to be multiplied: it may be infinite
+        KERNELWAREHOUSE_UNROLL for (int tap = 0; tap < T; ++tap) sums[tap] +=
+            inside ? value * load<L>(from + offsets[tap]) : Vector<L>{};
+    }
+  }
+
+  // Channels that are enough for a thread.
+  Int grain() const { return std::max<Int>(1, 65536 / (out_height * out_width * kTaps)); }
 
   std::vector<Int> tap_offsets() const {
     std::vector<Int> offsets;
@@ -90,20 +108,28 @@ struct Plane {
   }
 };
 
-constexpr int kTaps = 9;  // 3x3 kernels only: their weights and sums stay in registers
-
-inline Plane plane_of(const Tensor& x, at::IntArrayRef out_size, at::IntArrayRef padding, at::IntArrayRef dilation,
+inline Plane plane_of(at::IntArrayRef size, at::IntArrayRef out_size, at::IntArrayRef padding, at::IntArrayRef dilation,
                       at::IntArrayRef stride) {
   constexpr Int most = Int{1} << 24;  // a plane of such sides is counted without an overflow
-  bool fits = out_size.size() == 2 && padding.size() == 2 && dilation.size() == 2 && stride.size() == 2;
+  bool fits =
+      size.size() == 2 && out_size.size() == 2 && padding.size() == 2 && dilation.size() == 2 && stride.size() == 2;
   for (std::size_t axis = 0; fits && axis < 2; ++axis)
-    fits = out_size[axis] > 0 && out_size[axis] < most && dilation[axis] > 0 && dilation[axis] < most &&
-           padding[axis] >= 0 && padding[axis] <= 2 * dilation[axis] && (stride[axis] == 1 || stride[axis] == 2);
-  TORCH_CHECK_VALUE(fits, "outputs of ", out_size, " with padding ", padding, ", dilation ", dilation, " and stride ",
-                    stride,
+    fits = size[axis] > 0 && size[axis] < most && out_size[axis] > 0 && out_size[axis] < most && dilation[axis] > 0 &&
+           dilation[axis] < most && padding[axis] >= 0 && padding[axis] <= 2 * dilation[axis] &&
+           (stride[axis] == 1 || stride[axis] == 2);
+  TORCH_CHECK_VALUE(fits, "inputs of ", size, " and outputs of ", out_size, " with padding ", padding, ", dilation ",
+                    dilation, " and stride ", stride,
                     "; two numbers each are wanted: strides of 1 or 2, and no more padding than a kernel reaches");
-  return {x.size(2),  x.size(3),   out_size[0], out_size[1], padding[0],
+  return {size[0],    size[1],     out_size[0], out_size[1], padding[0],
           padding[1], dilation[0], dilation[1], stride[0],   stride[1]};
+}
+
+// attention [batch, out_groups, taps, n], cells [n, cell_out, 1].
+inline Layer check_depthwise(Int batch, const Tensor& attention, const Tensor& cells) {
+  check(cells, "cells", {kAny, kAny, 1});
+  check_channels("cells", cells.size(1));
+  check(attention, "attention", {batch, kAny, kTaps, cells.size(0)});
+  return layer_of_cells(attention, cells);
 }
 
 inline void check_multiple(Int outputs, Int of) {
@@ -115,8 +141,7 @@ template <class Body>
 void for_padded_channels(const Plane& plane, const Tensor& x, Int out, const Body& body) {
   const Int in = x.size(1), places = plane.height * plane.width;
   const float* x_data = x.const_data_ptr<float>();
-  const Int grain = std::max<Int>(1, 65536 / (plane.out_height * plane.out_width * kTaps));
-  at::parallel_for(0, x.size(0) * out, grain, [&](Int begin, Int end) {
+  at::parallel_for(0, x.size(0) * out, plane.grain(), [&](Int begin, Int end) {
     Numbers padded(plane.padded_height() * plane.pitch() + kLanes, 0.0f);
     Int filled = -1;
     for (Int channel = begin; channel < end; ++channel) {
@@ -128,29 +153,41 @@ void for_padded_channels(const Plane& plane, const Tensor& x, Int out, const Bod
   });
 }
 
+// The kernels of all channels of a batch's outputs, mixed.
+class DepthwiseKernels {
+ public:
+  DepthwiseKernels(const Layer& layer, const Tensor& attention, const Tensor& cells)
+      : cell_(layer.cell_out), kernels_(layer.pairs() * kTaps * cell_) {
+    Packed packed;
+    mix(attention.const_data_ptr<float>(), layer.pairs() * kTaps, layer.n, cells.const_data_ptr<float>(), cell_, cell_,
+        kernels_.data(), cell_, packed);
+  }
+
+  // The first tap's weight; from one tap's to the next is a pitch.
+  const float* of(Int channel) const { return kernels_.data() + channel / cell_ * kTaps * cell_ + channel % cell_; }
+  Int pitch() const { return cell_; }
+
+ private:
+  const Int cell_;
+  Numbers kernels_;
+};
+
 // x [batch, in, height, width], attention [batch, out_groups, taps, n], cells [n, cell_out, 1] -> [batch, out, height,
 // width].
 inline Tensor forward_depthwise(const Tensor& x, const Tensor& attention, const Tensor& cells, at::IntArrayRef out_size,
                                 at::IntArrayRef padding, at::IntArrayRef dilation, at::IntArrayRef stride) {
   check(x, "x", {kAny, kAny, kAny, kAny});
-  check(cells, "cells", {kAny, kAny, 1});
-  check_channels("cells", cells.size(1));
-  check(attention, "attention", {x.size(0), kAny, kTaps, cells.size(0)});
-  const Layer layer = layer_of_cells(attention, cells);
+  const Layer layer = check_depthwise(x.size(0), attention, cells);
   check_multiple(layer.out_channels(), x.size(1));
-  const Plane plane = plane_of(x, out_size, padding, dilation, stride);
-  const Int out = layer.out_channels(), cell = layer.cell_out;
+  const Plane plane = plane_of(x.sizes().slice(2, 2), out_size, padding, dilation, stride);
+  const Int out = layer.out_channels();
   Tensor y = at::empty({layer.batch, out, plane.out_height, plane.out_width}, x.options());
-  const Tensor kernels = at::empty({layer.pairs() * kTaps * cell}, x.options());
-  Packed packed;
-  mix(attention.const_data_ptr<float>(), layer.pairs() * kTaps, layer.n, cells.const_data_ptr<float>(), cell, cell,
-      kernels.mutable_data_ptr<float>(), cell, packed);
-  const float* kernel_data = kernels.const_data_ptr<float>();
+  const DepthwiseKernels kernels(layer, attention, cells);
   float* y_data = y.mutable_data_ptr<float>();
   const std::vector<Int> offsets = plane.tap_offsets();
   for_padded_channels(plane, x, out, [&](Int channel, const float* padded) {
-    const float* weights = kernel_data + channel / cell * kTaps * cell + channel % cell;
-    plane.convolve<kTaps>(padded, offsets.data(), weights, cell, y_data + channel * plane.out_height * plane.out_width);
+    plane.convolve<kTaps>(padded, offsets.data(), kernels.of(channel), kernels.pitch(),
+                          y_data + channel * plane.out_height * plane.out_width);
   });
   return y;
 }
@@ -162,14 +199,14 @@ inline Tensor depthwise_kernel_gradient(const Tensor& grad, const Tensor& x, Int
   check(grad, "grad", {x.size(0), kAny, kAny, kAny});
   check_multiple(grad.size(1), x.size(1));
   check_multiple(grad.size(1), cell);
-  const Plane plane = plane_of(x, grad.sizes().slice(2, 2), padding, dilation, stride);
+  const Plane plane = plane_of(x.sizes().slice(2, 2), grad.sizes().slice(2, 2), padding, dilation, stride);
   const Int out = grad.size(1), positions = plane.out_height * plane.out_width;
   Tensor sums = at::empty({x.size(0), out / cell, kTaps, cell}, x.options());
   const float* grad_data = grad.const_data_ptr<float>();
   float* to = sums.mutable_data_ptr<float>();
   const std::vector<Int> offsets = plane.tap_offsets();
   for_padded_channels(plane, x, out, [&](Int channel, const float* padded) {
-    plane.correlate<kTaps>(padded, offsets.data(), grad_data + channel * positions,
+    plane.correlate<kTaps>(padded, offsets.data(), grad_data + channel * positions, grad.numel() - channel * positions,
                            to + channel / cell * kTaps * cell + channel % cell, cell);
   });
   return sums;

@@ -16,7 +16,7 @@
 #include <torch/library.h>
 
 #include "attention.h"
-#include "depthwise.h"
+#include "depthwise_backward.h"
 #include "streaming.h"
 
 namespace kernelwarehouse {
@@ -43,13 +43,16 @@ TORCH_LIBRARY(kernelwarehouse, library) {
       "attention_coefficients(Tensor x, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, "
       "Tensor variance, float norm_epsilon, Tensor fc2, Tensor fc2_bias, int mixtures, float epsilon) -> (Tensor, "
       "Tensor)");
-  // Depth-wise layers: depthwise.h.
+  // Depth-wise layers: depthwise.h, depthwise_backward.h.
   library.def(
       "forward_depthwise(Tensor x, Tensor attention, Tensor cells, int[2] out_size, int[2] padding, int[2] dilation, "
       "int[2] stride) -> Tensor");
   library.def(
       "depthwise_kernel_gradient(Tensor grad, Tensor x, int cell, int[2] padding, int[2] dilation, int[2] stride) -> "
       "Tensor");
+  library.def(
+      "depthwise_input_gradient(Tensor grad, Tensor attention, Tensor cells, int channels, int[2] size, "
+      "int[2] padding, int[2] dilation, int[2] stride) -> Tensor");
   // Others, from cells and from bases that are kept: forward.h, backward_taps.h.
   library.def(
       "forward_taps(Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, Tensor places, "
@@ -79,4 +82,5 @@ TORCH_LIBRARY_IMPL(kernelwarehouse, CPU, library) {
   library.impl("attention_coefficients", &kernelwarehouse::attention_coefficients);
   library.impl("forward_depthwise", &kernelwarehouse::forward_depthwise);
   library.impl("depthwise_kernel_gradient", &kernelwarehouse::depthwise_kernel_gradient);
+  library.impl("depthwise_input_gradient", &kernelwarehouse::depthwise_input_gradient);
 }

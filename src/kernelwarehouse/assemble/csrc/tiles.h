@@ -44,7 +44,6 @@ struct VectorOf {
 template <int L>
 using Vector = typename VectorOf<L>::Numbers;
 using Lanes = Vector<kLanes>;
-using Mask = VectorOf<kLanes>::Mask;
 
 template <int L = kLanes>
 inline Vector<L> load(const float* from) {
@@ -60,7 +59,14 @@ template <class V>
 inline void store(float* to, V value) {
   *reinterpret_cast<Vector<sizeof(V) / sizeof(float)>*>(to) = value;
 }
-// The first numbers of a vector.
+// The first numbers of a vector; the others are 0.
+template <int L = kLanes>
+inline Vector<L> load_some(const float* from, Int count) {
+  if (count >= L) return load<L>(from);
+  Vector<L> value = {};
+  for (Int lane = 0; lane < count; ++lane) value[lane] = from[lane];
+  return value;
+}
 template <class V>
 inline void store_some(float* to, V value, Int count) {
   if (count >= static_cast<Int>(sizeof(V) / sizeof(float)))
@@ -241,6 +247,15 @@ inline void for_panels(Int columns, const Body& body) {
   for (; first + kWide <= columns; first += kWide) body(first, kWide);
   for (const Int width : {kLanes, kGrain})
     for (; first + width <= columns; first += width) body(first, width);
+}
+
+// Calls body(first number, lanes) for vectors that cover `numbers`; the last one may go beyond, and is no wider than it
+// has to be.
+template <class Body>
+inline void for_vectors(Int numbers, const Body& body) {
+  Int first = 0;
+  for (; numbers - first > kGrain; first += kLanes) body(first, std::integral_constant<int, kLanes>());
+  if (first < numbers) body(first, std::integral_constant<int, kGrain>());
 }
 
 // to[c][r] = from[r][c] for eight rows.
