@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kernelwarehouse as kw
 from devices import DEVICE
+from kernelwarehouse import shared_gradient
 from kernelwarehouse.assemble import STRATEGIES, blocks, evaluate, force
 from kernelwarehouse.layers import WarehouseLayer
 from kernelwarehouse.shared_gradient import place_of
@@ -426,3 +427,22 @@ def test_functions_of_others_may_have_a_gradient_of_their_own() -> None:
     with force("grouped"):
         evaluate(images(), weights, Doubled.apply(cells), layer.geometry).sum().backward()
     assert cells.grad is not None
+
+
+@pytest.mark.parametrize("much, more, tidied", [(0.4, 0.4, 2), (0.9, 0.4, 1), (1.1, 0.4, 0), (0.4, 0.6, 1)])
+def test_memory_is_handed_back_after_large_gradients(
+    much: float, more: float, tidied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one run of backward, all warehouses count; another begins anew."""
+    static = nn.Sequential(nn.Conv2d(16, 16, 3), nn.Conv2d(16, 16, 3))
+    model = kw.convert(static, kw.plan(static, kw.WarehouseConfig(sharing="layer"))).to(DEVICE)
+    cells = [layer.warehouse.cells for layer in model.modules() if isinstance(layer, WarehouseLayer)]
+    both = sum(each.nbytes for each in cells)
+    assert cells[0].nbytes == cells[1].nbytes == both / 2
+    calls: list[int] = []
+    monkeypatch.setattr(shared_gradient, "give_back", lambda: calls.append(1))
+    monkeypatch.setattr(shared_gradient, "_MUCH", int(much * both))
+    monkeypatch.setattr(shared_gradient, "_MORE", int(more * both))
+    for step in (1, 2):
+        once(model)
+        assert len(calls) == (step * tidied if DEVICE.type == "cpu" else 0)

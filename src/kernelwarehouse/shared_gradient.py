@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import Node
 
+from kernelwarehouse._heap import give_back
+
 
 class Sum:
     """The gradient that the layers of one forward pass have made, in one run of backward at a time.
@@ -83,6 +85,29 @@ def _compiled() -> bool:
 
 _NO_RUN = -1  # torch's number of the run while there is none
 
+# Bytes of gradients from which on a run of backward tidies up: what is less does not show beside the activations of a
+# batch that is worth its while. Then bytes that come between one time and the next, which takes a while itself.
+_MUCH, _MORE = 64 << 20, 2 << 20
+_handed_on = _NO_RUN, 0, 0  # by the newest run: so many bytes, and so many since it last tidied up
+
+
+def _tidy_up(gradient: Tensor) -> None:
+    """Hand memory back to the system where a run of backward has made large gradients on a CPU.
+
+    They come to stay among activations that go, and below them the C library keeps what is free. A step's peak would be
+    the sum of both. (Runs in several threads count each other's out, and tidy up later.)
+    """
+    global _handed_on
+    if gradient.device.type != "cpu":
+        return
+    run, (latest, total, since) = torch._C._current_graph_task_id(), _handed_on
+    total, since = (total, since) if latest == run else (0, 0)
+    total, since = total + gradient.nbytes, since + gradient.nbytes
+    if total > _MUCH and since > _MORE:
+        give_back()
+        since = 0
+    _handed_on = run, total, since
+
 
 class Shared(Function):
     """The cells as all layers of a forward pass get them; when all have been gone back through, the sum is handed on.
@@ -101,7 +126,9 @@ class Shared(Function):
         total = ctx.gradient.take()
         if total is None:
             return grad
-        return (total if grad is None else total.add_(grad)).to(ctx.dtype)
+        handed_on = (total if grad is None else total.add_(grad)).to(ctx.dtype)
+        _tidy_up(handed_on)
+        return handed_on
 
 
 def place_of(cells: Tensor) -> Sum | None:

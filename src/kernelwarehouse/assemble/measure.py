@@ -1,14 +1,13 @@
 """Timing the ways to evaluate a layer on the input at hand, and choosing among them."""
 
-import ctypes
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from kernelwarehouse._heap import give_back
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.question import Question
 from kernelwarehouse.assemble.route_table import Choice
@@ -52,21 +51,16 @@ def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: 
         backward = {}
         if question.training:
             grads = {name: torch.ones_like(call.forward()) for name, call in calls.items()}
-            _give_memory_back()
+            give_back()
             backward = best_times(
                 {name: partial(call.backward, grads[name], question.wants_input) for name, call in calls.items()},
                 x.device,
             )
             del grads
-        _give_memory_back()
+        # Trials leave holes between what a training step keeps; without this, its first peak would be a third higher.
+        give_back()
         scales = {name: len(x) / call.samples for name, call in calls.items()}
         return Times(*({name: taken * scales[name] for name, taken in times.items()} for times in (forward, backward)))
-
-
-def _give_memory_back() -> None:
-    """Trials leave holes between what a training step keeps; without this, its first peak would be a third higher."""
-    with suppress(OSError, AttributeError, TypeError):  # glibc has this, others do not
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 @dataclass(frozen=True)
