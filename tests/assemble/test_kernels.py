@@ -3,6 +3,7 @@
 Cells of 8, 16, 24 and 40 channels end in tiles of every kind: full ones, one vector of each width, a few rows.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -41,6 +42,11 @@ class Shape:
     @property
     def segments(self) -> int:
         return self.kernel**2 * self.groups[1]
+
+    @property
+    def tolerance(self) -> float:
+        """Of the largest number. Long sums, which shapes made for large caches have, are rounded more often."""
+        return 1e-5 * max(1.0, math.sqrt(self.segments * self.cell[1] / 2**14))
 
     def mixing(self) -> tuple[Tensor, Tensor]:
         """Attentions and cells, as the operators want them."""
@@ -122,9 +128,9 @@ def _ops() -> Any:
     return torch.ops.kernelwarehouse
 
 
-def _assert_close(got: Tensor, exact: Tensor) -> None:
+def _assert_close(got: Tensor, exact: Tensor, tolerance: float) -> None:
     assert got.shape == exact.shape
-    assert (got.double() - exact).abs().max().item() <= 1e-5 * exact.abs().max().item()
+    assert (got.double() - exact).abs().max().item() <= tolerance * exact.abs().max().item()
 
 
 def _doubles(*tensors: Tensor) -> list[Tensor]:
@@ -142,7 +148,7 @@ def test_outputs(shape: Shape, channels_last: bool) -> None:
     exact = shape.plain(x.double(), _mixed(attention.double(), cells.double())).flatten(2)
     given = x.flatten(2).transpose(1, 2).contiguous() if channels_last else x.flatten(2)
     got = _ops().forward_taps(given, attention, cells, *shape.tables(), channels_last)
-    _assert_close(got.transpose(1, 2) if channels_last else got, exact)
+    _assert_close(got.transpose(1, 2) if channels_last else got, exact, shape.tolerance)
 
 
 @pytest.mark.parametrize("wants_input", [False, True])
@@ -156,21 +162,21 @@ def test_gradients(shape: Shape, wants_input: bool) -> None:
     given = grad.flatten(2), x.flatten(2), attention, cells, *shape.tables(), shape.stride == 1, wants_input
     got = _ops().backward_taps(*given)
     if wants_input:
-        _assert_close(got[0].view(x.shape), exact[0])
-    _assert_close(got[1], exact[1])
-    _assert_close(got[2], exact[2])
+        _assert_close(got[0].view(x.shape), exact[0], shape.tolerance)
+    _assert_close(got[1], exact[1], shape.tolerance)
+    _assert_close(got[2], exact[2], shape.tolerance)
     total = torch.ones_like(cells)
     assert _ops().backward_taps(*given, total)[2] is None  # what is added to is not handed back
-    _assert_close(total, exact[2] + 1)
+    _assert_close(total, exact[2] + 1, shape.tolerance)
 
 
 @pytest.mark.parametrize("shape", SQUARE, ids=str)
 def test_outputs_by_winograd(shape: Shape) -> None:
     x, (attention, cells), padding = shape.x(), shape.mixing(), (shape.padding, shape.padding)
     exact = shape.plain(x.double(), _mixed(attention.double(), cells.double()))
-    _assert_close(_ops().forward_winograd(x, attention, cells, padding, False), exact)
+    _assert_close(_ops().forward_winograd(x, attention, cells, padding, False), exact, shape.tolerance)
     last = _ops().forward_winograd(x.permute(0, 2, 3, 1).contiguous(), attention, cells, padding, True)
-    _assert_close(last.permute(0, 3, 1, 2), exact)
+    _assert_close(last.permute(0, 3, 1, 2), exact, shape.tolerance)
 
 
 @pytest.mark.parametrize("wants_input", [False, True])
@@ -183,19 +189,19 @@ def test_gradients_by_winograd(shape: Shape, wants_input: bool) -> None:
     exact = torch.autograd.grad(out, leaves, grad.double())
     got = _ops().backward_winograd(grad, x, attention, cells, padding, wants_input)
     if wants_input:
-        _assert_close(got[0], exact[0])
-    _assert_close(got[1], exact[1])
-    _assert_close(got[2], exact[2])
+        _assert_close(got[0], exact[0], shape.tolerance)
+    _assert_close(got[1], exact[1], shape.tolerance)
+    _assert_close(got[2], exact[2], shape.tolerance)
     total = torch.ones_like(cells)
     assert _ops().backward_winograd(grad, x, attention, cells, padding, wants_input, total)[2] is None
-    _assert_close(total, exact[2] + 1)
+    _assert_close(total, exact[2] + 1, shape.tolerance)
 
 
 @pytest.mark.parametrize("shape", POINTWISE, ids=str)
 def test_outputs_of_one_kernel_position(shape: Shape) -> None:
     x, (attention, cells) = shape.x(), shape.mixing()
     exact = shape.plain(x.double(), _mixed(attention.double(), cells.double()))
-    _assert_close(_ops().forward_pointwise(x, attention, cells), exact)
+    _assert_close(_ops().forward_pointwise(x, attention, cells), exact, shape.tolerance)
 
 
 @pytest.mark.parametrize("compact", [False, True])
@@ -216,15 +222,17 @@ def test_outputs_from_bases(shape: Shape, active: float, compact: bool) -> None:
     for channels_last in (False, True):
         given = x.flatten(2).transpose(1, 2).contiguous() if channels_last else x.flatten(2)
         got = _ops().forward_taps_basis(given, hidden, scale, basis, steps, *shape.tables(), channels_last)
-        _assert_close(got.transpose(1, 2) if channels_last else got, exact.flatten(2))
+        _assert_close(got.transpose(1, 2) if channels_last else got, exact.flatten(2), shape.tolerance)
     if shape.kernel == 1:
-        _assert_close(_ops().forward_pointwise_basis(x, hidden, scale, basis, steps), exact)
+        _assert_close(_ops().forward_pointwise_basis(x, hidden, scale, basis, steps), exact, shape.tolerance)
     if shape in SQUARE:
         padding = shape.padding, shape.padding
-        _assert_close(_ops().forward_winograd_basis(x, hidden, scale, basis, steps, padding, False), exact)
+        _assert_close(
+            _ops().forward_winograd_basis(x, hidden, scale, basis, steps, padding, False), exact, shape.tolerance
+        )
         last = x.permute(0, 2, 3, 1).contiguous()
         got = _ops().forward_winograd_basis(last, hidden, scale, basis, steps, padding, True)
-        _assert_close(got.permute(0, 3, 1, 2), exact)
+        _assert_close(got.permute(0, 3, 1, 2), exact, shape.tolerance)
 
 
 @pytest.fixture
@@ -257,7 +265,7 @@ def test_how_cells_are_read_changes_no_bit(shape: Shape, ways_of_reading: Callab
     for along, across in zip(*found, strict=True):
         assert torch.equal(along, across)
     exact = shape.plain(x.double(), _mixed(attention.double(), cells.double())).flatten(2)
-    _assert_close(found[0][0], exact)
+    _assert_close(found[0][0], exact, shape.tolerance)
 
 
 def test_width_is_what_the_environment_asks_for() -> None:
