@@ -49,9 +49,14 @@ def machine(threads: int | Sequence[int]) -> dict[str, Any]:
 
 
 def slug(facts: dict[str, Any]) -> str:
-    """The kind of machine in a file's name, as `amd-epyc-avx2`: no trade marks, clock rates and numbers of cores."""
-    name = re.sub(r"\((r|tm)\)|@.*|\d+-core|\b(cpu|processor)\b", " ", facts["processor"].lower())
-    return "-".join(re.findall(r"[a-z0-9]+", f"{name} {facts['vector instructions'].lower()}"))
+    """The kind of machine in a file's name, as `amd-epyc-avx2`: no trade marks and numbers of cores.
+
+    A clock rate is part of it where no other number tells processors of that name apart.
+    """
+    name = re.sub(r"\((r|tm)\)|\d+-core|\b(cpu|processor)\b", " ", facts["processor"].lower())
+    model = name.partition("@")[0]
+    kept = model if re.search(r"\d", model) else name
+    return "-".join(re.findall(r"[a-z0-9]+", f"{kept} {facts['vector instructions'].lower()}"))
 
 
 def destination(name: str, facts: dict[str, Any], out: Path | None = None) -> Path:

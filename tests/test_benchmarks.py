@@ -96,6 +96,8 @@ def test_files_are_named_after_the_processor_and_its_vector_instructions() -> No
     assert results.slug(AMD) == "amd-epyc-avx2"
     assert results.slug(INTEL) == "intel-xeon-platinum-8481c-avx512"
     assert results.slug({**AMD, "processor": "AMD EPYC 7763 64-Core Processor"}) == "amd-epyc-7763-avx2"
+    anonymous = {**INTEL, "processor": "Intel(R) Xeon(R) Processor @ 2.80GHz"}  # others of that name have no rate
+    assert results.slug(anonymous) == "intel-xeon-2-80ghz-avx512"
     assert results.destination("speed-2", INTEL).name == "speed-2-intel-xeon-platinum-8481c-avx512.json"
 
 
