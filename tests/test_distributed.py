@@ -1,6 +1,7 @@
 """Converted layers under DistributedDataParallel, in two real processes."""
 
 import copy
+import gc
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ def worker(rank: int, folder: str, x: torch.Tensor) -> None:
     train(wrapped, x[2 * rank : 2 * rank + 2])
     torch.save(wrapped.module.state_dict(), f"{folder}/{rank}.pt")
     del wrapped  # torch may wait for itself forever where the wrapper is what lets go of the processes' group
+    gc.collect()
     distributed.destroy_process_group()
 
 

@@ -1,5 +1,6 @@
 """The chosen strategies inside PyTorch: gradients, precision, memory formats, compilation, parallel training."""
 
+import gc
 import os
 import warnings
 from dataclasses import replace
@@ -248,6 +249,7 @@ def _train_one_rank(rank: int, folder: str) -> None:
     model(torch.randn(2, 8, 6, 6)).pow(2).mean().backward()
     torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/{rank}.pt")
     del model  # torch may wait for itself forever where the wrapper is what lets go of the processes' group
+    gc.collect()
     torch.distributed.destroy_process_group()
 
 

@@ -3,12 +3,14 @@
 At STEP the second process sends itself the signal, the first time round. SECONDS lie between checkpoints.
 """
 
+import gc
 import os
 import signal
 import sys
 from pathlib import Path
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from kernelwarehouse.data import ArrayImages, DataSet
 from kernelwarehouse.training.distributed import join_processes
@@ -64,6 +66,9 @@ def shared_run(
 
         run.trainer.step = step_with_signal
         run.train()
+    wrappers = [each for each in gc.get_objects() if isinstance(each, DistributedDataParallel)]
+    if wrappers:
+        raise RuntimeError(f"{len(wrappers)} wrappers have outlived their group of processes")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """One process or many: what torchrun tells us, and the few things that processes exchange."""
 
+import gc
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -107,6 +108,9 @@ def join_processes(device: str = "") -> Iterator[Processes]:
             device=chosen,
         )
     finally:
+        # DDP must go before its group: if it is what lets go of the group, torch may wait for itself. It is in a circle
+        # of references, so that it is not gone when nothing uses it any more.
+        gc.collect()
         distributed.destroy_process_group()
 
 

@@ -153,6 +153,7 @@ class Run:
                 lambda: opened.enter_context(closing(MetricsLog(self.folder, self.trainer.steps_done)))
             )
             opened.callback(self.display.stop)
+            opened.callback(self.trainer.let_go_of_processes)
             self.display.start(self.trainer.steps_done, self.batches.steps)
             for report in opened.enter_context(closing(self.train_and_report())):
                 if log is not None:

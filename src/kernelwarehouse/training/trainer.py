@@ -63,7 +63,7 @@ class Trainer:
         self.schedule = make_schedule(self.optimizer, recipe, steps_per_epoch)
         self.scaler = gradient_scaler(device, recipe.precision)
         self._objective = objective or _telling_apart(classes, recipe)
-        self._network = self._wrap()
+        self._network: nn.Module | None = self._wrap()
 
     def _wrap(self) -> nn.Module:
         network: nn.Module = torch.compile(self.model) if self.recipe.compile else self.model  # type: ignore[assignment]
@@ -71,6 +71,10 @@ class Trainer:
             return network
         devices = [self.processes.device] if self.processes.device.type == "cuda" else None
         return DistributedDataParallel(network, device_ids=devices, gradient_as_bucket_view=True)
+
+    def let_go_of_processes(self) -> None:
+        """For the end of training, as wrappers must go before the processes' group. A further step makes a new one."""
+        self._network = None
 
     @property
     def result(self) -> nn.Module:
@@ -116,6 +120,8 @@ class Trainer:
         """Add the gradient of one micro-batch; processes exchange gradients once, with the last."""
         device = self.processes.device
         prepared = self._objective.prepare(part, device, self._format)
+        if self._network is None:
+            self._network = self._wrap()
         network = self._network
         with network.no_sync() if isinstance(network, DistributedDataParallel) and not last else nullcontext():
             with autocast(device, self.recipe.precision):
