@@ -66,7 +66,7 @@ def shared_run(
 
         run.trainer.step = step_with_signal
         run.train()
-    wrappers = [each for each in gc.get_objects() if isinstance(each, DistributedDataParallel)]
+    wrappers = [each for each in gc.get_objects() if type(each) is DistributedDataParallel]
     if wrappers:
         raise RuntimeError(f"{len(wrappers)} wrappers have outlived their group of processes")
 
