@@ -90,6 +90,17 @@ def pointwise_cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def rows_cases(draw: st.DrawFn) -> Case:
+    """Layers of one kernel position that the compiled kernels take."""
+    axes, wide = draw(st.integers(1, 3)), st.sampled_from([8, 16, 24, 40])
+    cell = draw(wide), draw(wide)
+    shape = cell[0] * draw(st.integers(1, 3)), cell[1] * draw(st.integers(1, 3))
+    stride, space = (tuple(draw(st.integers(1, most)) for _ in range(axes)) for most in (2, 5))
+    geometry = Geometry(Partition((*shape, *[1] * axes), (*cell, *[1] * axes)), stride, (0,) * axes, (1,) * axes)
+    return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
+
+
+@st.composite
 def depthwise_cases(draw: st.DrawFn) -> Case:
     """Depth-wise layers that the compiled kernels take; some with two output channels for an input channel."""
     cell, count, shared = draw(st.sampled_from([8, 16, 24])), draw(st.integers(1, 2)), draw(st.integers(1, 3))
@@ -114,11 +125,12 @@ CASES: dict[str, st.SearchStrategy[Case]] = {
     "pointwise": pointwise_cases(),
     "native": cases(native=True),
     "depthwise": depthwise_cases(),
+    "rows": rows_cases(),
     "winograd": winograd_cases(),
 }
 """Name of a strategy that mixes with attentions -> layers that it can evaluate."""
 
-NEEDS_COMPILER = ("native", "depthwise", "winograd")
+NEEDS_COMPILER = ("native", "depthwise", "rows", "winograd")
 EVERYWHERE = [name for name in CASES if name not in NEEDS_COMPILER]
 """Strategies for every device and type."""
 

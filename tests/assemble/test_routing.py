@@ -122,6 +122,7 @@ def test_native_where_it_cannot_be_is_refused(geometry: Geometry, why: str) -> N
     [
         ("native", _geometry(32, 16, 3, (16, 16))),
         ("winograd", _geometry(32, 16, 3, (16, 16))),
+        ("rows", _geometry(32, 16, 1, (16, 16))),
         ("depthwise", _geometry(16, 1, 3, (8, 1), groups=16)),
     ],
 )
@@ -154,6 +155,11 @@ def test_the_fastest_is_chosen_and_forward_and_backward_by_themselves() -> None:
     times = _times({"native": 1.0, "pointwise": 2.0}, {"native": 3.0, "pointwise": 2.0})
     assert choose(times, usual, STRATEGIES) == Choice("native", "pointwise")
     assert choose(_times({"native": 1.0, "pointwise": 0.5}), Choice("native"), STRATEGIES) == Choice("pointwise")
+
+
+def test_a_backward_that_two_have_in_common_is_named_after_the_first() -> None:
+    times = _times({"native": 1.0, "rows": 0.5, "pointwise": 2.0}, {"native": 1.0, "pointwise": 2.0})
+    assert choose(times, Choice("pointwise", "pointwise"), STRATEGIES) == Choice("rows", "native")
 
 
 def test_what_is_hardly_faster_does_not_take_the_place_of_the_usual() -> None:

@@ -50,10 +50,11 @@ def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: 
         forward = best_times({name: call.forward for name, call in calls.items()}, x.device)
         backward = {}
         if question.training:
-            grads = {name: torch.ones_like(call.forward()) for name, call in calls.items()}
+            different = _different_backwards(calls)
+            grads = {name: torch.ones_like(call.forward()) for name, call in different.items()}
             give_back()
             backward = best_times(
-                {name: partial(call.backward, grads[name], question.wants_input) for name, call in calls.items()},
+                {name: partial(call.backward, grads[name], question.wants_input) for name, call in different.items()},
                 x.device,
             )
             del grads
@@ -97,6 +98,14 @@ class _Call:
         self.strategy.backward(grad, *self.tensors, self.geometry, wants_input)
 
 
+def _different_backwards(calls: Mapping[str, _Call]) -> dict[str, _Call]:
+    """Of those that differ in forward alone, the first."""
+    first: dict[object, str] = {}
+    for name, call in calls.items():
+        first.setdefault(call.strategy.backward, name)
+    return {name: calls[name] for name in first.values()}
+
+
 def choose(times: Times, usual: Choice, strategies: Mapping[str, Strategy]) -> Choice:
     """The fastest way, or the usual one where that is hardly slower.
 
@@ -106,7 +115,9 @@ def choose(times: Times, usual: Choice, strategies: Mapping[str, Strategy]) -> C
     free = [name for name in times.forward if strategies[name].mixing != "factors"]
     best = Choice(
         _least(times.forward, free, usual.forward),
-        _least(times.backward, free, usual.backward) if times.backward else None,
+        _least(times.backward, [name for name in free if name in times.backward], usual.backward)
+        if times.backward
+        else None,
     )
     total = _total(times, best)
     for name in times.forward:

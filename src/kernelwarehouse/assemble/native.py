@@ -91,16 +91,22 @@ def _product(
     mixing: tuple[Tensor | None, ...],
     geometry: Geometry,
 ) -> Tensor:
-    last = channels_last(x)
-    if pointwise.geometry_obstacle(geometry) is None and not last:
+    if pointwise.geometry_obstacle(geometry) is None and not channels_last(x):
         return one_position(visited(x, geometry).contiguous(), *mixing)
+    return by_rows(x, several_positions, mixing, geometry)
+
+
+def by_rows(
+    x: Tensor, operator: Callable[..., Tensor], mixing: tuple[Tensor | None, ...], geometry: Geometry
+) -> Tensor:
+    """Output positions are the rows of a product, and output channels lie along the vectors."""
     space = tuple(x.shape[2:])
     rows, out_size = _rows(geometry, space), geometry.output_size(space)
     tables = rows.targets, rows.padded, rows.places, rows.shifts
-    if last:
-        out = several_positions(x.movedim(1, -1).contiguous().flatten(1, -2), *mixing, *tables, True)
+    if channels_last(x):
+        out = operator(x.movedim(1, -1).contiguous().flatten(1, -2), *mixing, *tables, True)
         return out.unflatten(1, out_size).movedim(-1, 1)
-    out = several_positions(x.contiguous(), *mixing, *tables, False)
+    out = operator(x.contiguous(), *mixing, *tables, False)
     return out.view(x.shape[0], geometry.out_channels, *out_size)  # not len(x), which is a constant to a tracer
 
 

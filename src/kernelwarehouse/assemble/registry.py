@@ -1,12 +1,23 @@
 """All ways to evaluate a layer, by name."""
 
-from kernelwarehouse.assemble import depthwise, grouped, hidden, matmul, native, plain, pointwise, windows, winograd
+from kernelwarehouse.assemble import (
+    depthwise,
+    grouped,
+    hidden,
+    matmul,
+    native,
+    plain,
+    pointwise,
+    rows,
+    windows,
+    winograd,
+)
 from kernelwarehouse.assemble.strategy import Strategy
 
-BASIS, WINOGRAD_BASIS = BASES = ("basis", "winograd basis")
+BASIS, WINOGRAD_BASIS, ROWS_BASIS = BASES = ("basis", "winograd basis", "rows basis")
 """Ways to evaluate a layer by bases that are kept for it, see `basis.py`."""
 
 STRATEGIES: dict[str, Strategy] = {
     module.STRATEGY.name: module.STRATEGY
-    for module in (plain, depthwise, grouped, hidden, matmul, native, pointwise, windows, winograd)
+    for module in (plain, depthwise, grouped, hidden, matmul, native, pointwise, rows, windows, winograd)
 }
