@@ -66,6 +66,8 @@ def shared_run(
 
         run.trainer.step = step_with_signal
         run.train()
+    if processes.world_size == 1:
+        return
     wrappers = [each for each in gc.get_objects() if type(each) is DistributedDataParallel]
     if wrappers:
         raise RuntimeError(f"{len(wrappers)} wrappers have outlived their group of processes")

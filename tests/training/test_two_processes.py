@@ -21,19 +21,20 @@ def environment() -> dict[str, str]:
 def test_two_processes_train_as_one_even_if_one_is_killed(tmp_path: Path) -> None:
     """Two processes in two parts each; the second is killed at step 5, and torchrun starts both again.
 
-    It may start them once more: on a busy machine torch's own connections have failed too, and what comes out is the
-    same. That is told, with its reasons.
+    It may start them once more where torch's own connections failed, as they have on a busy machine: what comes out is
+    the same. That is told, with its reasons.
     """
     shared_run(tmp_path / "one")
     script = Path(__file__).with_name("shared_run.py")
-    torchrun = "-m torch.distributed.run --standalone --nproc_per_node 2 --max-restarts 3"
+    torchrun = "-m torch.distributed.run --standalone --nproc_per_node 2 --max-restarts 2"
     words = [sys.executable, *torchrun.split(), str(script), str(tmp_path / "two"), "5", "SIGKILL"]
     ended = subprocess.run(words, env=environment(), capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert ended.returncode == 0, ended.stderr
+    assert "have outlived their group" not in ended.stderr
     failures = ended.stderr.count("failed (exitcode: ")
     assert failures >= 1
     if failures > 1:
-        warnings.warn(f"{failures} attempts failed, one of them as it should:\n{ended.stderr[-4000:]}", stacklevel=1)
+        warnings.warn(f"{failures} attempts failed, one of them as it should:\n{ended.stderr}", stacklevel=1)
 
     one, two = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
     assert [(line["kind"], line["step"]) for line in one] == [(line["kind"], line["step"]) for line in two]

@@ -109,7 +109,7 @@ def join_processes(device: str = "") -> Iterator[Processes]:
         )
     finally:
         # DDP must go before its group: if it is what lets go of the group, torch may wait for itself. It is in a circle
-        # of references, so that it is not gone when nothing uses it any more.
+        # of references, so that it is not gone when nothing uses it any more. (An error on its way may still hold it.)
         gc.collect()
         distributed.destroy_process_group()
 

@@ -146,6 +146,7 @@ class Run:
         ends it at once.
         """
         with self.termination.watched(), ExitStack() as opened:
+            opened.callback(self.trainer.let_go_of_processes)
             self.processes.in_main(lambda: opened.enter_context(self.folder.claimed(self.settings)))
             self._resume()
             opened.enter_context(route_table.keeping(self.routes))
@@ -153,7 +154,6 @@ class Run:
                 lambda: opened.enter_context(closing(MetricsLog(self.folder, self.trainer.steps_done)))
             )
             opened.callback(self.display.stop)
-            opened.callback(self.trainer.let_go_of_processes)
             self.display.start(self.trainer.steps_done, self.batches.steps)
             for report in opened.enter_context(closing(self.train_and_report())):
                 if log is not None:
