@@ -5,6 +5,7 @@ written. The value `rule` is such a file without any choice. Otherwise choices a
 own file beside the compiled kernels. All files have one format, that of `to_json`.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -186,10 +187,12 @@ def _read_own(path: Path) -> Choices:
 def machine_file(device: str = "cpu") -> Path | None:
     """Where the choices of this machine and version are for this kind of device, if there is a place.
 
-    On a CPU, they are those of this set of compiled kernels; other devices do not use these, and have none built.
+    On a CPU, they are those of this set of compiled kernels and of ways to choose from; other devices do not use these
+    kernels, and have none built.
     """
     if device == "cpu":
-        name = f"routes-{__version__}-{build.fingerprint()}{'' if build.load_native() else '-pure'}.json"
+        ways = hashlib.sha256(" ".join((*STRATEGIES, *BASES)).encode()).hexdigest()[:8]
+        name = f"routes-{__version__}-{build.fingerprint()}-{ways}{'' if build.load_native() else '-pure'}.json"
     else:
         name = f"routes-{__version__}-{device}-torch-{torch.__version__}.json"
     try:
