@@ -128,6 +128,10 @@ def measure(place: Place, batch: int, mode: str, rounds: int, clock: str) -> dic
         taken = list(best[way])
         taken[direction] = min(taken[direction], chosen[direction])
         best[way] = taken[0], taken[1]
+    shared: dict[object, float] = {}  # some differ in forward alone
+    for name, (_, backward) in best.items():
+        shared[STRATEGIES[name].backward] = min(backward, shared.get(STRATEGIES[name].backward, backward))
+    best = {name: (forward, shared[STRATEGIES[name].backward]) for name, (forward, _) in best.items()}
     seconds = best[ways[0]][0] + best[ways[1]][1]
     return {
         "layer": place.name,

@@ -295,6 +295,6 @@ def test_other_width() -> None:
     """What this machine would not choose is compiled and tested as well: everything here, and random layers."""
     other = {8: "16", 16: "8"}[_ops().lanes()]
     files = [str(HERE / f"test_{name}.py") for name in ("kernels", "strategies", "branch")]
-    tests = [*files, "-k", "kernels or branch or native or depthwise or winograd"]
+    tests = [*files, "-k", "kernels or branch or native or depthwise or rows or winograd"]
     assert _run_as(other, "-c", LANES).strip() == other  # tests are skipped where there are no kernels
     _run_as(other, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *tests)

@@ -22,6 +22,7 @@ from kernelwarehouse.assemble import (
     route,
     route_table,
     routing,
+    rows,
 )
 from kernelwarehouse.assemble.basis import Prepared
 from kernelwarehouse.assemble.measure import Times, choose
@@ -117,6 +118,14 @@ def test_native_where_it_cannot_be_is_refused(geometry: Geometry, why: str) -> N
     assert why in (native.obstacle(x, geometry) or "")
 
 
+@pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels here")
+def test_rows_are_not_for_what_native_does_the_same_way() -> None:
+    x, one, three = torch.zeros(2, 16, 8, 8), _geometry(32, 16, 1, (16, 16)), _geometry(32, 16, 3, (16, 16))
+    assert rows.obstacle(x, one) is None
+    assert "channels are last" in (rows.obstacle(x.to(memory_format=torch.channels_last), one) or "")
+    assert "its kernel is (3, 3)" in (rows.obstacle(x, three) or "")
+
+
 @pytest.mark.parametrize(
     ("way", "geometry"),
     [
@@ -178,21 +187,33 @@ def test_factors_are_mixed_where_both_ways_together_win() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("kernel", "everywhere", "compiled"),
+    [(3, {"grouped", "matmul"}, {"native", "winograd"}), (1, {"grouped", "matmul", "pointwise"}, {"native", "rows"})],
+)
 def test_every_candidate_is_measured_once_and_the_choice_kept(
-    measuring: Path, training: bool, monkeypatch: pytest.MonkeyPatch
+    measuring: Path,
+    kernel: int,
+    everywhere: set[str],
+    compiled: set[str],
+    training: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layer, measured = Conv2d(16, 32, 3, config=WarehouseConfig(2)), []
+    layer, measured = Conv2d(16, 32, kernel, config=WarehouseConfig(2)), []
     x = torch.randn(2, 16, 6, 6, requires_grad=training)
     monkeypatch.setattr(routing, "measure", lambda *asked: measured.append(asked[0]) or measure.measure(*asked))
     for _ in range(2):
         with torch.set_grad_enabled(training):
             layer(x)
     [candidates] = measured
-    compiled = {"native", "winograd"} if COMPILED else set()
-    assert {strategy.name for strategy in candidates} == {"grouped", "matmul"} | compiled
+    names = {strategy.name for strategy in candidates}
+    assert names == everywhere | (compiled if COMPILED else set())
     assert layer.route is not None
     assert layer.route.reason.startswith("measured: forward ")
     assert ("; backward " in layer.route.reason) == training
+    if training:  # what two have in common, once
+        timed = layer.route.reason.partition("; backward ")[2].removesuffix(" ms").split(", ")
+        assert {each.split()[0] for each in timed} == names - {"rows"}
     [(key, choice)] = route_table.read(measuring).items()
     assert key.endswith("training" if training else "inference")
     assert (choice.forward, choice.backward) == (layer.route.forward, layer.route.backward)

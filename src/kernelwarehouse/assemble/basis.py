@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from kernelwarehouse.assemble import hidden, native, rows, winograd
+from kernelwarehouse.assemble import hidden, native, winograd
 from kernelwarehouse.assemble.blocks import kernel_chunks
 from kernelwarehouse.assemble.branch import coefficients
 from kernelwarehouse.assemble.context import recorded
@@ -29,7 +29,7 @@ from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.mixtures import grid
 from kernelwarehouse.assemble.plain import apply_kernels, apply_static
 from kernelwarehouse.assemble.rates import Rates
-from kernelwarehouse.assemble.registry import BASES, BASIS, ROWS_BASIS, WINOGRAD_BASIS
+from kernelwarehouse.assemble.registry import BASES, BASIS, WINOGRAD_BASIS
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.attention import Attention
 
@@ -142,15 +142,12 @@ class Prepared:
                 mixing="basis",
             )
 
-        others = {WINOGRAD_BASIS: winograd, ROWS_BASIS: rows}
-        return [mixing(name) for name in BASES if name == BASIS or others[name].obstacle(x, geometry) is None]
+        return [mixing(name) for name in (BASES if winograd.obstacle(x, geometry) is None else [BASIS])]
 
     def _mix(self, x: Tensor, units: Tensor, scale: Tensor, geometry: Geometry, way: str) -> Tensor:
         scale = scale * (1 - self.tau)
         if way == WINOGRAD_BASIS and winograd.obstacle(x, geometry) is None:
             out = winograd.forward_basis(x, units, scale, self.basis, self.steps, geometry)
-        elif way == ROWS_BASIS and rows.obstacle(x, geometry) is None:
-            out = rows.forward_basis(x, units, scale, self.basis, self.steps, geometry)
         elif native.obstacle(x, geometry) is None:
             out = native.forward_basis(x, units, scale, self.basis, self.steps, geometry)
         else:

@@ -14,7 +14,7 @@ from kernelwarehouse.assemble import (
 )
 from kernelwarehouse.assemble.strategy import Strategy
 
-BASIS, WINOGRAD_BASIS, ROWS_BASIS = BASES = ("basis", "winograd basis", "rows basis")
+BASIS, WINOGRAD_BASIS = BASES = ("basis", "winograd basis")
 """Ways to evaluate a layer by bases that are kept for it, see `basis.py`."""
 
 STRATEGIES: dict[str, Strategy] = {

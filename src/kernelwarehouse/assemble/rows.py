@@ -1,7 +1,7 @@
-"""Kernels of one position, compiled, the other way round than `native` has them: as it has those of several positions.
+"""Point-wise kernels by the compiled code for several positions: output channels, not positions, along the vectors.
 
-Output channels lie along the vectors instead of positions, which on small maps fill no whole number of them, and what
-is mixed at a time stays nearer. In exchange inputs and outputs are turned around.
+On small maps positions fill no whole number of vectors, and what is mixed at a time stays nearer here. In exchange
+inputs and outputs are turned around.
 """
 
 import torch
@@ -26,14 +26,6 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
     """The output of a layer without its bias."""
     mixing = attention_pairs(attention, geometry).contiguous(), cells.contiguous()
     return native.by_rows(x, torch.ops.kernelwarehouse.forward_taps, mixing, geometry)
-
-
-def forward_basis(
-    x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, steps: Tensor | None, geometry: Geometry
-) -> Tensor:
-    """The same, mixed from bases, as `native.forward_basis` does."""
-    mixing = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous(), basis, steps
-    return native.by_rows(x, torch.ops.kernelwarehouse.forward_taps_basis, mixing, geometry)
 
 
 STRATEGY = Strategy("rows", forward, native.backward, obstacle, adds=True)

@@ -6,9 +6,9 @@
 // Names follow the Python side. A layer has `taps` kernel positions; its kernel is cut into out_groups x in_groups
 // cells of cell_out x cell_in numbers at every tap, so a sample's kernel consists of out_groups * segments mixtures,
 // where segments = taps * in_groups. Attentions come as [batch, out_groups, taps * in_groups, n]. Cell sizes are
-// multiples of 8. For kernels of several taps, activations are laid out as "rows": channels last and padded in space,
-// so that output position p reads, at tap t, the row places[p] + shifts[t], whatever stride, dilation and number of
-// axes the layer has.
+// multiples of 8. In forward_taps and what goes with it, activations are laid out as "rows": channels last and padded
+// in space, so that output position p reads, at tap t, the row places[p] + shifts[t], whatever stride, dilation and
+// number of axes the layer has.
 //
 // Here is what operators there are; implementations for the CPU stand in several files, which compilers work on side by
 // side. One for another device would be registered likewise, under its own name.
