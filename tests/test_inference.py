@@ -10,7 +10,7 @@ import kernelwarehouse as kw
 from compiled_kernels import CAN_BE, COMPILED, pretend
 from devices import DEVICE
 from kernelwarehouse.assemble import force, native
-from kernelwarehouse.assemble.basis import Prepared, make_basis, make_compact
+from kernelwarehouse.assemble.basis import Prepared, from_panels, make_basis, make_compact, make_panels, suits_panels
 from kernelwarehouse.assemble.branch import coefficients
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.inference import prepare_inference
@@ -66,15 +66,20 @@ def _layers() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("compiled", CAN_BE)
+@pytest.mark.parametrize("batch", [1, 64])
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("name", _layers())
 @torch.no_grad()
 def test_basis_gives_what_the_cells_give(
-    name: str, compact: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, compact: bool, batch: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(monkeypatch, compiled)
+    """In the order for batches of any size, also where compiled kernels that it is for are not used after all."""
     layer, shape = _layers()[name]
     _trained(layer).to(DEVICE)
+    panels = suits_panels(layer.warehouse.cells, layer.geometry, batch)
+    if COMPILED and DEVICE.type == "cpu" and name == "native":
+        assert panels == (batch == 64)
+    pretend(monkeypatch, compiled)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     fused = native.obstacle(x, layer.geometry) is None
     assert fused == (compiled and name.startswith("native") and DEVICE.type == "cpu")
@@ -82,7 +87,7 @@ def test_basis_gives_what_the_cells_give(
         expected = layer.double()(x.double())
         layer.float()
     pooled = x.mean(1) if isinstance(layer, Linear) else x.flatten(2).mean(2)
-    prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry, compact)
+    prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry, compact, panels)
     v, scale = coefficients(layer.attention, pooled)
     ways = prepared.strategies(x, layer.geometry)
     assert [way.name for way in ways] == (["basis", "winograd basis"] if fused and "3x3" in name else ["basis"])
@@ -91,6 +96,17 @@ def test_basis_gives_what_the_cells_give(
         if layer.bias is not None:
             out = out + (layer.bias if isinstance(layer, Linear) else layer.bias.view(-1, 1, 1))
         assert (out - expected).abs().max() <= (3e-4 if compact else 1e-5) * expected.abs().max()
+
+
+@pytest.mark.skipif(not COMPILED, reason="there are no panels without compiled kernels")
+def test_panels_hold_the_same_numbers() -> None:
+    layer = Conv2d(32, 64, (3, 1))
+    basis = torch.randn(1, 3, 5, *layer.geometry.partition.cell_shape)
+    panels = make_panels(basis)
+    assert panels.shape[-1] * panels.shape[2] == 64
+    assert panels.is_contiguous()
+    assert panels[0, 2, 1, 7, 4, 3] == basis[0, 2, 4, panels.shape[-1] + 3, 7]
+    assert torch.equal(from_panels(panels, layer.geometry), basis)
 
 
 def test_compact_bases_are_within_half_a_step_of_the_whole_ones() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from kernelwarehouse.assemble.basis import Prepared, basis_bytes, compactable, pays_back
+from kernelwarehouse.assemble.basis import Prepared, basis_bytes, compactable, pays_back, suits_panels
 from kernelwarehouse.assemble.rates import machine_rates
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.layers import WarehouseLayer
@@ -80,7 +80,8 @@ def prepare_inference(
         cells = layer.warehouse.cells
         size = basis_bytes(layer.attention, cells, layer.geometry, kinds[name])
         if used + size <= memory_limit:
-            layer.prepared = Prepared.of(layer.attention, cells, layer.geometry, kinds[name])
+            panels = suits_panels(cells, layer.geometry, batch)
+            layer.prepared = Prepared.of(layer.attention, cells, layer.geometry, kinds[name], panels)
             chosen.append(name)
             used += size
     return Preparation(tuple(chosen), used, batch, compact)

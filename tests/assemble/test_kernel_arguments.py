@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import COMPILED
+from kernelwarehouse.assemble.build import panel_width
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels")
 
@@ -29,6 +30,8 @@ COMPACT = {
     "basis": torch.ones(GROUPS, 9, HIDDEN, CELL, CELL, dtype=torch.int16),
     "steps": torch.ones(GROUPS, 9, HIDDEN),
 }
+PANEL = panel_width() if COMPILED else 16
+PANELS = {"basis": torch.randn(GROUPS, 9, 2, CELL, HIDDEN, PANEL)}
 X = {"x": torch.randn(BATCH, CELL, 3, 4)}
 BRANCH = {
     "fc1": torch.randn(HIDDEN, CELL),
@@ -62,6 +65,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "basis": ("forward_taps_basis", X | BASIS | TABLES | {"channels_last": False}),
     "compact basis": ("forward_taps_basis", X | BASIS | COMPACT | TABLES | {"channels_last": False}),
+    "panels": ("forward_taps_basis", X | BASIS | PANELS | TABLES | {"channels_last": False}),
     "pointwise basis": (
         "forward_pointwise_basis",
         X | BASIS | {"scale": torch.randn(BATCH, GROUPS, 1), "basis": torch.randn(GROUPS, 1, HIDDEN, CELL, CELL)},
@@ -141,7 +145,8 @@ FREE = {
         (name, "attention", 1)
         for name in ("taps", "channels last", "pointwise", "depthwise", "winograd", "winograd, channels last")
     ),
-    *((name, "places", 0) for name in ("taps", "channels last", "basis", "compact basis")),
+    *((name, "places", 0) for name in ("taps", "channels last", "basis", "compact basis", "panels")),
+    ("panels", "basis", 2),
     *((name, "grad", axis) for name in ("depthwise gradient", "depthwise input gradient") for axis in (2, 3)),
     *((name, "x", axis) for name in ("attention", "coefficients") for axis in (0, 2, 3)),
 }
@@ -224,6 +229,12 @@ def test_rows_beyond_the_last_that_a_kernel_reaches_from_are_refused() -> None:
 def test_cells_that_do_not_fill_vectors_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="cells are 12 channels wide; multiples of 8 are wanted"):
         call(name, cells=torch.randn(CELLS, 12, CELL))
+
+
+def test_panels_are_for_several_kernel_positions() -> None:
+    one = torch.randn(GROUPS, 1, 2, CELL, HIDDEN, PANEL)
+    with pytest.raises(ValueError, match=r"basis of sizes \[3, 1, 2, 8, 4, \d+\] is in panels"):
+        call("pointwise basis", basis=one)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from compiled_kernels import COMPILED, LEVEL2
-from kernelwarehouse.assemble.basis import make_compact
+from kernelwarehouse.assemble.basis import make_compact, make_panels
+from kernelwarehouse.assemble.build import panel_width
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels")
 
@@ -208,7 +209,10 @@ def test_outputs_of_one_kernel_position(shape: Shape) -> None:
 @pytest.mark.parametrize("active", [0, 1, 0.5])
 @pytest.mark.parametrize("shape", dict.fromkeys([*SHAPES, *SQUARE]), ids=str)
 def test_outputs_from_bases(shape: Shape, active: float, compact: bool) -> None:
-    """Of the hidden vector all, some or no units are other than 0. Bases in 16 bits count as what they stand for."""
+    """Of the hidden vector all, some or no units are other than 0. Bases in 16 bits count as what they stand for.
+
+    In both orders: as they are made, and in panels.
+    """
     x, n = shape.x(), min(shape.n, 12)
     whole = basis = _random(shape.groups[0], shape.segments, n, *shape.cell)
     steps = None
@@ -219,20 +223,20 @@ def test_outputs_from_bases(shape: Shape, active: float, compact: bool) -> None:
     scale = _random(shape.batch, shape.groups[0], shape.segments)
     kernels = torch.einsum("bn,bgs,gsnoc->bgsoc", hidden.double(), scale.double(), whole.double())
     exact = shape.plain(x.double(), kernels)
-    for channels_last in (False, True):
-        given = x.flatten(2).transpose(1, 2).contiguous() if channels_last else x.flatten(2)
-        got = _ops().forward_taps_basis(given, hidden, scale, basis, steps, *shape.tables(), channels_last)
-        _assert_close(got.transpose(1, 2) if channels_last else got, exact.flatten(2), shape.tolerance)
     if shape.kernel == 1:
         _assert_close(_ops().forward_pointwise_basis(x, hidden, scale, basis, steps), exact, shape.tolerance)
-    if shape in SQUARE:
-        padding = shape.padding, shape.padding
-        _assert_close(
-            _ops().forward_winograd_basis(x, hidden, scale, basis, steps, padding, False), exact, shape.tolerance
-        )
-        last = x.permute(0, 2, 3, 1).contiguous()
-        got = _ops().forward_winograd_basis(last, hidden, scale, basis, steps, padding, True)
-        _assert_close(got.permute(0, 3, 1, 2), exact, shape.tolerance)
+    for kept in [basis, make_panels(basis)] if shape.cell[0] % panel_width() == 0 else [basis]:
+        for channels_last in (False, True):
+            given = x.flatten(2).transpose(1, 2).contiguous() if channels_last else x.flatten(2)
+            got = _ops().forward_taps_basis(given, hidden, scale, kept, steps, *shape.tables(), channels_last)
+            _assert_close(got.transpose(1, 2) if channels_last else got, exact.flatten(2), shape.tolerance)
+        if shape in SQUARE:
+            padding = shape.padding, shape.padding
+            got = _ops().forward_winograd_basis(x, hidden, scale, kept, steps, padding, False)
+            _assert_close(got, exact, shape.tolerance)
+            last = x.permute(0, 2, 3, 1).contiguous()
+            got = _ops().forward_winograd_basis(last, hidden, scale, kept, steps, padding, True)
+            _assert_close(got.permute(0, 3, 1, 2), exact, shape.tolerance)
 
 
 @pytest.fixture

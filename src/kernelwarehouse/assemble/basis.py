@@ -8,6 +8,10 @@ that the layer starts from, which are static.
 
 P is large, and a single sample reads it faster from caches than it comes from memory. A compact basis holds every one
 of its cells as 16-bit multiples of a step, 1/32767 of the cell's largest number: half the memory and half the reading.
+
+Compiled kernels take it in one of two orders (`csrc/basis.h`). As it is made, units of the hidden vector that the ReLU
+has set to 0 in all samples are not read, which saves half of it for one sample and next to nothing for several. In
+panels, it is read from front to end, in the order that kernels of several positions are multiplied in.
 """
 
 import copy
@@ -24,6 +28,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from kernelwarehouse.assemble import hidden, native, winograd
 from kernelwarehouse.assemble.blocks import kernel_chunks
 from kernelwarehouse.assemble.branch import coefficients
+from kernelwarehouse.assemble.build import panel_width
 from kernelwarehouse.assemble.context import recorded
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.mixtures import grid
@@ -61,6 +66,28 @@ def make_compact(basis: Tensor) -> tuple[Tensor, Tensor]:
     return (basis / wide.masked_fill(wide == 0, 1)).round().to(torch.int16), steps
 
 
+# Samples from which on bases are kept in panels. Fewer leave more units unread, and gain less from the order.
+_SEVERAL = 8
+
+
+def suits_panels(cells: Tensor, geometry: Geometry, batch: float) -> bool:
+    """Whether a basis is better kept in panels for batches of this size."""
+    partition = geometry.partition
+    if batch < _SEVERAL or partition.positions == 1 or native.obstacle(cells.detach(), geometry) is not None:
+        return False
+    return partition.cell_shape[0] % panel_width() == 0
+
+
+def make_panels(basis: Tensor) -> Tensor:
+    """A basis in panels, `[out groups, positions * in groups, panel, input channel, h + 1, output channel]`."""
+    return basis.flatten(4).unflatten(3, (-1, panel_width())).permute(0, 1, 3, 5, 2, 4).contiguous()
+
+
+def from_panels(panels: Tensor, geometry: Geometry) -> Tensor:
+    """The basis that `make_panels` was given."""
+    return panels.permute(0, 1, 4, 2, 5, 3).reshape(*panels.shape[:2], panels.shape[4], *geometry.partition.cell_shape)
+
+
 @torch.no_grad()
 def make_basis(attention: Attention, cells: Tensor, geometry: Geometry) -> Tensor:
     """P as `[out groups, positions * in groups, h + 1, *cell]`, the kernel of the constant last."""
@@ -78,6 +105,7 @@ class Prepared:
 
     basis: Tensor
     steps: Tensor | None  # of a compact basis
+    panels: bool  # the order of the basis
     tau: float
     start_kernel: Tensor | None  # tau times the kernel that the layer starts from
     attention: Attention
@@ -88,7 +116,7 @@ class Prepared:
     stepped: bool = False  # an optimiser has changed a source since
 
     @staticmethod
-    def of(attention: Attention, cells: Tensor, geometry: Geometry, compact: bool) -> "Prepared":
+    def of(attention: Attention, cells: Tensor, geometry: Geometry, compact: bool, panels: bool = False) -> "Prepared":
         tau, beta, start_kernel = attention.get_temperature(), attention.beta, None
         if tau > 0 and beta is not None:
             with torch.no_grad():
@@ -96,9 +124,11 @@ class Prepared:
                 start_kernel = geometry.partition.join(pieces.unflatten(1, geometry.partition.cell_shape))
         basis = make_basis(attention, cells, geometry)
         basis, steps = make_compact(basis) if compact else (basis, None)
+        basis = make_panels(basis) if panels else basis
         sources = _sources(attention, cells)
         memory = tuple(None if source is None else source.detach() for source in sources)
-        prepared = Prepared(basis, steps, tau, start_kernel, attention, sources, tuple(map(_version, sources)), memory)
+        versions = tuple(map(_version, sources))
+        prepared = Prepared(basis, steps, panels, tau, start_kernel, attention, sources, versions, memory)
         _watch_optimisers()
         _all_prepared.add(prepared)
         return prepared
@@ -151,7 +181,8 @@ class Prepared:
         elif native.obstacle(x, geometry) is None:
             out = native.forward_basis(x, units, scale, self.basis, self.steps, geometry)
         else:
-            out = forward(x, units, scale, self.basis, self.steps, geometry)
+            basis = from_panels(self.basis, geometry) if self.panels else self.basis
+            out = forward(x, units, scale, basis, self.steps, geometry)
         return out if self.start_kernel is None else out + apply_static(x, self.start_kernel, geometry)
 
 

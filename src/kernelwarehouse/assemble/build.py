@@ -49,6 +49,11 @@ def load_native() -> bool:
     return True
 
 
+def panel_width() -> int:
+    """Output channels of a panel (kWide in csrc/tiles.h) of the kernels that `load_native` has found."""
+    return 2 * int(torch.ops.kernelwarehouse.lanes())
+
+
 @contextmanager
 def _out_of_sight_of_tracers() -> Iterator[None]:
     """`torch.jit.trace` records every operator, and fails at one whose results are no tensors."""

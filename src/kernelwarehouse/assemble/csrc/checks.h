@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "basis.h"
 #include "layer.h"
 
 namespace kernelwarehouse {
@@ -41,15 +42,21 @@ inline void check_mixing(const Tensor& attention, const Tensor& cells) {
   for (const Int axis : {1, 2}) check_channels("cells", cells.size(axis));
 }
 
-// hidden [batch, n], scale [batch, out_groups, segments], basis [out_groups, segments, n, cell_out, cell_in], as
-// numbers or, with steps [out_groups, segments, n], as multiples of these.
+// hidden [batch, n], scale [batch, out_groups, segments], basis [out_groups, segments, n, cell_out, cell_in] or in
+// panels, as numbers or, with steps [out_groups, segments, n], as multiples of these.
 inline void check_basis(const Tensor& hidden, const Tensor& scale, const Tensor& basis,
                         const std::optional<Tensor>& steps) {
-  check(basis, "basis", {kAny, kAny, kAny, kAny, kAny}, steps ? at::kShort : at::kFloat);
-  check(hidden, "hidden", {kAny, basis.size(2)});
-  check(scale, "scale", {hidden.size(0), basis.size(0), basis.size(1)});
-  if (steps) check(*steps, "steps", basis.sizes().slice(0, 3));
-  for (const Int axis : {3, 4}) check_channels("bases", basis.size(axis));
+  const auto type = steps ? at::kShort : at::kFloat;
+  if (in_panels(basis))
+    check(basis, "basis", {kAny, kAny, kAny, kAny, kAny, kWide}, type);
+  else
+    check(basis, "basis", {kAny, kAny, kAny, kAny, kAny}, type);
+  check(hidden, "hidden", {kAny, kAny});
+  const Layer layer = layer_of_basis(hidden, basis);
+  check(hidden, "hidden", {kAny, layer.n});
+  check(scale, "scale", {layer.batch, layer.out_groups, layer.segments});
+  if (steps) check(*steps, "steps", {layer.out_groups, layer.segments, layer.n});
+  for (const Int channels : {layer.cell_out, layer.cell_in}) check_channels("bases", channels);
 }
 
 // images [batch, channels, *space], or [batch, places, channels] with channels_last.

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "basis.h"
 #include "checks.h"
 #include "layer.h"
 
@@ -51,17 +52,13 @@ void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mix
   });
 }
 
-// Cells that come from memory are read in whole rows, by as many samples as can be: short pieces of them would cost
-// more than kernels that are farther away.
-inline bool far(const Layer& layer) { return layer.n * layer.cell() > 4 * third_level(); }
-
-// Input channels that are mixed at a time for blocks of `width` output channels: those whose packed cells stay near.
+// Input channels that are mixed at a time for blocks of `width` output channels: those of which all that should stay
+// near does.
 template <class Mixer>
 inline Int mixed_together(const Mixer& mixer, Int width) {
-  const Layer& layer = mixer.layer;
-  Int ins = layer.cell_in;
-  const Int most = second_level() / 2 / (layer.n * width);
-  while (mixer.packs() && ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins > most && !far(layer)) ins /= 2;
+  Int ins = mixer.layer.cell_in;
+  const Int near = mixer.near(width), most = second_level() / 2;
+  while (ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins * near > most) ins /= 2;
   return ins;
 }
 
@@ -344,11 +341,12 @@ inline Tensor with_basis(const Tensor& hidden, const Tensor& scale, const Tensor
                          const std::optional<Tensor>& steps, const Multiply& multiply) {
   check_basis(hidden, scale, basis, steps);
   const Layer layer = layer_of_basis(hidden, basis);
+  const bool panels = in_panels(basis);
   const float *units = hidden.const_data_ptr<float>(), *factors = scale.const_data_ptr<float>();
   if (steps)
-    return multiply(
-        BasisMixer<int16_t>{layer, units, factors, basis.const_data_ptr<int16_t>(), steps->const_data_ptr<float>()});
-  return multiply(BasisMixer<float>{layer, units, factors, basis.const_data_ptr<float>(), nullptr});
+    return multiply(BasisMixer<int16_t>{layer, units, factors, basis.const_data_ptr<int16_t>(),
+                                        steps->const_data_ptr<float>(), panels});
+  return multiply(BasisMixer<float>{layer, units, factors, basis.const_data_ptr<float>(), nullptr, panels});
 }
 
 inline Tensor forward_taps_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis,
@@ -361,6 +359,7 @@ inline Tensor forward_taps_basis(const Tensor& x, const Tensor& hidden, const Te
 
 inline Tensor forward_pointwise_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis,
                                       const std::optional<Tensor>& steps) {
+  TORCH_CHECK_VALUE(!in_panels(basis), "basis of sizes ", basis.sizes(), " is in panels, for kernels of several taps");
   return with_basis(hidden, scale, basis, steps, [&](const auto& mixer) { return multiply_pointwise(mixer, x); });
 }
 

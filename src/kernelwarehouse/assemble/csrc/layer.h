@@ -97,6 +97,9 @@ inline void mix(const float* weights, Int rows, Int depth, const Number* from, I
   }
 }
 
+// Whether cells come from memory.
+inline bool far(const Layer& layer) { return layer.n * layer.cell() > 4 * third_level(); }
+
 // A block of a cell: output channels [first, first + width) and input channels [in, in + ins).
 struct Block {
   Int first, width, in, ins;
@@ -178,6 +181,10 @@ struct CellMixer {
   }
 
   bool packs() const { return layer.pairs() * layer.segments > kFewRows; }
+  // Numbers that should stay near for every input channel that is mixed at a time, or none: packed cells. Those that
+  // come from memory are read in whole rows, by as many samples as can be: short pieces of them would cost more than
+  // kernels that are farther away.
+  Int near(Int width) const { return packs() && !far(layer) ? layer.n * width : 0; }
   // For kernels at a time: near, beside packed cells; where nothing is packed, every run of pairs reads the cells
   // again.
   Int room() const { return second_level() / (packs() ? 8 : 2); }
@@ -187,98 +194,9 @@ struct CellMixer {
   }
 };
 
-// From bases, of which every mixture has its own: scale [pairs][segments] * (hidden [batch][n] x basis
-// [out_groups][segments] [n][cell]). Units of the hidden vector that are 0 in all samples, as a ReLU leaves many, cost
-// nothing. Bases may be kept in 16 bits, as multiples of steps [out_groups][segments][n], which weights take care of.
-template <class Number>
-struct BasisMixer {
-  const Layer& layer;
-  const float* hidden;
-  const float* scale;
-  const Number* basis;
-  const float* steps;  // or none
-
-  void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
-    for_groups(pair, count, to, pitch,
-               [&](const float* weights, Int rows, const std::vector<Int>& active, const Number* own, float* target,
-                   Int row_pitch) {
-                 const Int depth = static_cast<Int>(active.size());
-                 if (depth == layer.n) {
-                   mix(weights, rows, depth, own + first, layer.cell(), columns, target, row_pitch, packed);
-                 } else {
-                   std::vector<const Number*> lines(depth);
-                   for (Int k = 0; k < depth; ++k) lines[k] = own + active[k] * layer.cell() + first;
-                   mix_streamed(weights, rows, lines, columns, target, row_pitch);
-                 }
-               });
-  }
-
-  void operator()(Int pair, Int count, const Block& block, float* to, Int pitch, Packed& packed) const {
-    for_groups(pair, count, to, pitch,
-               [&](const float* weights, Int rows, const std::vector<Int>& active, const Number* own, float* target,
-                   Int row_pitch) {
-                 const Int depth = static_cast<Int>(active.size());
-                 const auto from = [&](Int k) { return own + (depth == 0 ? 0 : active[k]) * layer.cell(); };
-                 packed.from = nullptr;  // the same bases, but other units of them
-                 mix_turned(layer, weights, rows, depth, from, block, target, row_pitch, packs(), packed);
-               });
-  }
-
-  void fetch(Int first, Int width, Int piece, std::vector<const char*>& pieces) const {
-    for (Int mixture = 0; mixture < layer.out_groups * layer.segments; ++mixture)
-      for (Int k = 0; k < layer.n; ++k)
-        if (hidden[k] != 0)
-          cut(basis + (mixture * layer.n + k) * layer.cell() + first * layer.cell_in, width * layer.cell_in, piece,
-              pieces);
-  }
-
-  bool packs() const { return layer.batch > kFewRows; }
-  Int room() const { return 2 * kBlock; }  // of as many samples as can be, as every run of them reads all bases
-
-  // Calls mix(weights, rows, units that are not 0, basis, to, pitch) for every output group and segment of these pairs:
-  // a row for every sample.
-  template <class Mix>
-  void for_groups(Int pair, Int count, float* to, Int pitch, const Mix& mix) const {
-    for (Int group = 0; group < layer.out_groups; ++group) {
-      const Int skipped = (group - pair % layer.out_groups + layer.out_groups) % layer.out_groups;
-      const Int rows = (count - skipped + layer.out_groups - 1) / layer.out_groups;
-      if (skipped >= count || rows <= 0) continue;
-      const Int first = pair + skipped, sample = first / layer.out_groups;
-      std::vector<Int> active;
-      for (Int k = 0; k < layer.n; ++k)
-        for (Int row = 0; row < rows; ++row)
-          if (hidden[(sample + row) * layer.n + k] != 0) {
-            active.push_back(k);
-            break;
-          }
-      const Int depth = static_cast<Int>(active.size());
-      std::vector<float> weights(rows * depth);
-      for (Int segment = 0; segment < layer.segments; ++segment) {
-        const Int mixture = group * layer.segments + segment;
-        for (Int row = 0; row < rows; ++row)
-          for (Int k = 0; k < depth; ++k)
-            weights[row * depth + k] = hidden[(sample + row) * layer.n + active[k]] *
-                                       scale[(first + row * layer.out_groups) * layer.segments + segment] *
-                                       (steps ? steps[mixture * layer.n + active[k]] : 1.0f);
-        mix(weights.data(), rows, active, basis + mixture * layer.n * layer.cell(),
-            to + (skipped * layer.segments + segment) * pitch, layer.out_groups * layer.segments * pitch);
-      }
-    }
-  }
-
-  BasisMixer from_sample(Int sample) const {
-    return {layer, hidden + sample * layer.n, scale + sample * layer.out_groups * layer.segments, basis, steps};
-  }
-};
-
 // attention [batch, out_groups, segments, n], cells [n, cell_out, cell_in].
 inline Layer layer_of_cells(const Tensor& attention, const Tensor& cells) {
   return {attention.size(0), attention.size(1), attention.size(2), attention.size(3), cells.size(1), cells.size(2)};
-}
-
-// hidden [batch, n], basis [out_groups, segments, n, cell_out, cell_in].
-inline Layer layer_of_basis(const Tensor& hidden, const Tensor& basis) {
-  return {hidden.size(0), basis.size(0), basis.size(1), basis.size(2), basis.size(3), basis.size(4)};
 }
 
 // Steps from the row of an output position to what each segment (tap, input group) reads.
