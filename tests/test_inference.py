@@ -102,7 +102,7 @@ def test_basis_gives_what_the_cells_give(
 def test_panels_hold_the_same_numbers() -> None:
     layer = Conv2d(32, 64, (3, 1))
     basis = torch.randn(1, 3, 5, *layer.geometry.partition.cell_shape)
-    panels = make_panels(basis)
+    panels = make_panels(basis.clone())
     assert panels.shape[-1] * panels.shape[2] == 64
     assert panels.is_contiguous()
     assert panels[0, 2, 1, 7, 4, 3] == basis[0, 2, 4, panels.shape[-1] + 3, 7]
@@ -170,6 +170,30 @@ def test_memory_limit_is_kept() -> None:
     assert set(half.layers) < set(full.layers)
     assert prepare_inference(model, memory_limit=1, batch=64).layers == ()
     assert _prepared(model) == []
+
+
+@pytest.mark.skipif(not COMPILED or DEVICE.type != "cpu", reason="panels are for compiled kernels")
+@pytest.mark.parametrize("compact", [False, True])
+@torch.no_grad()
+def test_bases_are_laid_out_for_the_batch(compact: bool) -> None:
+    """Batches of other sizes get the same outputs."""
+    layer = _trained(Conv2d(32, 64, 3, config=WarehouseConfig(4)))
+    narrow = _trained(Conv2d(32, 24, 3, config=WarehouseConfig(4)))  # ends within a panel
+    one = _trained(Conv2d(32, 64, 1, config=WarehouseConfig(4)))
+    model = nn.ModuleList([layer, narrow, one]).eval()
+    for batch, panels in ((7, False), (8, True)):
+        report = prepare_inference(model, batch=batch, compact=compact)
+        assert report.layers
+        assert [each.prepared is not None and each.prepared.panels for each in (layer, narrow, one)] == [
+            panels,
+            False,
+            False,
+        ]
+        for size in (1, 9):
+            x = torch.randn(size, 32, 5, 5, generator=torch.Generator().manual_seed(size))
+            with force("plain"):
+                expected = layer(x)
+            assert (layer(x) - expected).abs().max() <= (3e-4 if compact else 1e-5) * expected.abs().max()
 
 
 def test_training_mode_undoes_it() -> None:

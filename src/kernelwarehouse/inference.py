@@ -44,7 +44,8 @@ def prepare_inference(
     Arguments:
         model: a trained model with converted layers, in evaluation mode.
         memory_limit: bytes that all bases together may take.
-        batch: the number of samples that will usually come at once.
+        batch: the number of samples that will usually come at once. Bases are chosen, and laid out, for it; batches of
+            other sizes get the same outputs.
         compact: keep the bases that compiled kernels use (convolutions in float32 on a CPU) in 16 bits. They take half
             the memory and are read in half the time, which is most of the time of small batches. Outputs then differ
             in about the fifth digit.

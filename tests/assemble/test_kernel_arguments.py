@@ -66,6 +66,14 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "basis": ("forward_taps_basis", X | BASIS | TABLES | {"channels_last": False}),
     "compact basis": ("forward_taps_basis", X | BASIS | COMPACT | TABLES | {"channels_last": False}),
     "panels": ("forward_taps_basis", X | BASIS | PANELS | TABLES | {"channels_last": False}),
+    "compact panels": (
+        "forward_taps_basis",
+        X | BASIS | COMPACT | {"basis": PANELS["basis"].to(torch.int16)} | TABLES | {"channels_last": False},
+    ),
+    "winograd panels": (
+        "forward_winograd_basis",
+        X | BASIS | PANELS | {"padding": (1, 1), "channels_last": False},
+    ),
     "pointwise basis": (
         "forward_pointwise_basis",
         X | BASIS | {"scale": torch.randn(BATCH, GROUPS, 1), "basis": torch.randn(GROUPS, 1, HIDDEN, CELL, CELL)},
@@ -137,16 +145,20 @@ TENSORS = [
 FREE = {
     *(
         (name, "x", axis)
-        for name in ("pointwise", "pointwise basis", "depthwise", "depthwise gradient", "winograd", "winograd basis")
+        for name in ("pointwise", "pointwise basis", "depthwise", "depthwise gradient")
         for axis in (2, 3)
+    ),
+    *((name, "x", axis) for name in ("winograd", "winograd basis", "winograd panels") for axis in (2, 3)),
+    *(
+        (name, "basis", 2)
+        for name in ("panels", "compact panels", "winograd panels")  # output channels
     ),
     *(("winograd, channels last", "x", axis) for axis in (1, 2)),
     *(
         (name, "attention", 1)
         for name in ("taps", "channels last", "pointwise", "depthwise", "winograd", "winograd, channels last")
     ),
-    *((name, "places", 0) for name in ("taps", "channels last", "basis", "compact basis", "panels")),
-    ("panels", "basis", 2),
+    *((name, "places", 0) for name in ("taps", "channels last", "basis", "compact basis", "panels", "compact panels")),
     *((name, "grad", axis) for name in ("depthwise gradient", "depthwise input gradient") for axis in (2, 3)),
     *((name, "x", axis) for name in ("attention", "coefficients") for axis in (0, 2, 3)),
 }

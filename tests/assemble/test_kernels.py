@@ -108,6 +108,7 @@ POINTWISE = [shape for shape in SHAPES if shape.kernel == 1]
 SQUARE = [
     *(shape for shape in SHAPES if (shape.kernel, shape.stride, shape.dilation) == (3, 1, 1)),
     Shape((64, 64), 6, space=(57, 40)),
+    Shape((160, 16), 5, batch=13, groups=(2, 2), space=(4, 4)),
     Shape((16, 16), 3, space=(LEVEL2 // 4096 - 3, 28)),
     Shape((80, 256), 40, groups=(2, 1), space=(7, 9)),
     Shape((64, LEVEL2 // 1024), 3, space=(LEVEL2 // 4096 - 3, 14)),
@@ -225,7 +226,7 @@ def test_outputs_from_bases(shape: Shape, active: float, compact: bool) -> None:
     exact = shape.plain(x.double(), kernels)
     if shape.kernel == 1:
         _assert_close(_ops().forward_pointwise_basis(x, hidden, scale, basis, steps), exact, shape.tolerance)
-    for kept in [basis, make_panels(basis)] if shape.cell[0] % panel_width() == 0 else [basis]:
+    for kept in [basis, make_panels(basis.clone())] if shape.cell[0] % panel_width() == 0 else [basis]:
         for channels_last in (False, True):
             given = x.flatten(2).transpose(1, 2).contiguous() if channels_last else x.flatten(2)
             got = _ops().forward_taps_basis(given, hidden, scale, kept, steps, *shape.tables(), channels_last)
@@ -298,7 +299,7 @@ def _run_as(width: str, *command: str) -> str:
 def test_other_width() -> None:
     """What this machine would not choose is compiled and tested as well: everything here, and random layers."""
     other = {8: "16", 16: "8"}[_ops().lanes()]
-    files = [str(HERE / f"test_{name}.py") for name in ("kernels", "strategies", "branch")]
-    tests = [*files, "-k", "kernels or branch or native or depthwise or rows or winograd"]
+    files = [str(HERE / f"test_{name}.py") for name in ("kernels", "kernel_arguments", "strategies", "branch")]
+    tests = [*files, "-k", "kernel or branch or native or depthwise or rows or winograd"]
     assert _run_as(other, "-c", LANES).strip() == other  # tests are skipped where there are no kernels
     _run_as(other, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *tests)

@@ -274,18 +274,19 @@ def test_sizes_that_are_nearly_alike_share_a_choice(measuring: Path) -> None:
     assert len(route_table.read(measuring)) == 2
 
 
-@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("compact, panels", [(False, False), (True, False), (False, True), (True, True)])
 def test_a_basis_is_timed_beside_the_others_and_can_be_pinned(
-    measuring: Path, compact: bool, monkeypatch: pytest.MonkeyPatch
+    measuring: Path, compact: bool, panels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, x = Conv2d(64, 64, 3, config=WarehouseConfig(16)).eval(), torch.randn(2, 64, 4, 4)
-    layer.prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry, compact and COMPILED)
+    kind = compact and COMPILED, panels and COMPILED
+    layer.prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry, *kind)
     with torch.no_grad():
         layer(x)
         assert layer.route is not None
         assert "basis " in layer.route.reason
         [(key, choice)] = route_table.read(measuring).items()
-        assert ("compact basis" in key) == (compact and COMPILED)
+        assert ("compact basis" in key, "basis in panels" in key) == kind
         assert choice.forward == layer.route.forward
         for way in ("basis", "grouped", *(["winograd basis"] if COMPILED else [])):
             with route_table.keeping({key: Choice(way)}):

@@ -9,9 +9,10 @@ that the layer starts from, which are static.
 P is large, and a single sample reads it faster from caches than it comes from memory. A compact basis holds every one
 of its cells as 16-bit multiples of a step, 1/32767 of the cell's largest number: half the memory and half the reading.
 
-Compiled kernels take it in one of two orders (`csrc/basis.h`). As it is made, units of the hidden vector that the ReLU
-has set to 0 in all samples are not read, which saves half of it for one sample and next to nothing for several. In
-panels, it is read from front to end, in the order that kernels of several positions are multiplied in.
+Compiled kernels take it in one of two orders (`csrc/basis.h`): as it is made, or in panels, in the order in which
+kernels of several positions are multiplied, so that it is read from front to end. A single sample needs half of the
+units, as the ReLU sets the others to 0, and saves the reading of them in the first order only; several samples together
+need nearly all.
 """
 
 import copy
@@ -79,8 +80,15 @@ def suits_panels(cells: Tensor, geometry: Geometry, batch: float) -> bool:
 
 
 def make_panels(basis: Tensor) -> Tensor:
-    """A basis in panels, `[out groups, positions * in groups, panel, input channel, h + 1, output channel]`."""
-    return basis.flatten(4).unflatten(3, (-1, panel_width())).permute(0, 1, 3, 5, 2, 4).contiguous()
+    """A basis in panels, `[out groups, positions * in groups, panel, input channel, h + 1, output channel]`.
+
+    It takes the place of the one that is given: a second one would be too much memory.
+    """
+    (units, out, ins), width = basis.shape[2:5], panel_width()
+    for mixture in basis.view(-1, units, out, ins):
+        ordered = mixture.unflatten(1, (-1, width)).permute(1, 3, 0, 2).contiguous()
+        mixture.view(ordered.shape).copy_(ordered)
+    return basis.view(*basis.shape[:2], out // width, ins, units, width)
 
 
 def from_panels(panels: Tensor, geometry: Geometry) -> Tensor:

@@ -50,8 +50,8 @@ def load_native() -> bool:
 
 
 def panel_width() -> int:
-    """Output channels of a panel (kWide in csrc/tiles.h) of the kernels that `load_native` has found."""
-    return 2 * int(torch.ops.kernelwarehouse.lanes())
+    """Output channels of a panel (`csrc/basis.h`), where `load_native` has found kernels."""
+    return int(torch.ops.kernelwarehouse.panel_width())
 
 
 @contextmanager

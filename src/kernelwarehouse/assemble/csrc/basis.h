@@ -1,9 +1,9 @@
 // Mixing from bases that are kept, of which every mixture has its own.
 //
-// They come in one of two orders: [out_groups][segments][n][cell], where a unit of the hidden vector that is 0 in all
-// samples, as a ReLU leaves many of one sample, is not even read; or in panels, [out_groups][segments][panel of kWide
+// They come in one of two orders: [out_groups][segments][n][cell]; or in panels, [out_groups][segments][panel of kWide
 // output channels][cell_in][n][kWide], which a product with the weights of many samples reads from front to end, and
-// whose mixtures need not be turned around.
+// whose mixtures need not be turned around. Units of the hidden vector that are 0 in all samples, as a ReLU leaves many
+// of a single one, are passed over; but in panels each is a line or two between others, which memory brings along.
 #pragma once
 
 #include "layer.h"
@@ -13,14 +13,15 @@ namespace kernelwarehouse {
 // Whether a basis is in panels; sizes of 1 for kernel positions may follow the others of one that is not.
 inline bool in_panels(const Tensor& basis) { return basis.dim() == 6 && basis.size(5) == kWide; }
 
-// hidden [batch, n].
+// hidden [batch, n], and a basis in either order.
 inline Layer layer_of_basis(const Tensor& hidden, const Tensor& basis) {
   const Int batch = hidden.size(0), groups = basis.size(0), segments = basis.size(1);
   if (in_panels(basis)) return {batch, groups, segments, basis.size(4), basis.size(2) * kWide, basis.size(3)};
   return {batch, groups, segments, basis.size(2), basis.size(3), basis.size(4)};
 }
 
-// A's columns lie one after the other; row k of B is at b + places[k], and that `ahead` of it, if any, is fetched.
+// As AcrossRows, for numbers of any type; what is so many of them `ahead` of each row of B, if any are, is fetched.
+// Sums are not added to what is there.
 template <class Number>
 struct AcrossUnits {
   Int depth;
@@ -97,7 +98,6 @@ struct BasisMixer {
   }
 
   bool packs() const { return !panels && layer.batch > kFewRows; }
-  Int near(Int width) const { return packs() && !far(layer) ? layer.n * width : 0; }
   Int room() const { return 2 * kBlock; }  // of as many samples as can be, as every run of them reads all bases
 
   BasisMixer from_sample(Int sample) const {

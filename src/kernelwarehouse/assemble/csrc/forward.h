@@ -52,13 +52,13 @@ void for_mixed_blocks(const Layer& layer, Int pairs, Int wanted_width, const Mix
   });
 }
 
-// Input channels that are mixed at a time for blocks of `width` output channels: those of which all that should stay
-// near does.
+// Input channels that are mixed at a time for blocks of `width` output channels: those whose packed cells stay near.
 template <class Mixer>
 inline Int mixed_together(const Mixer& mixer, Int width) {
-  Int ins = mixer.layer.cell_in;
-  const Int near = mixer.near(width), most = second_level() / 2;
-  while (ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins * near > most) ins /= 2;
+  const Layer& layer = mixer.layer;
+  Int ins = layer.cell_in;
+  const Int most = second_level() / 2 / (layer.n * width);
+  while (mixer.packs() && ins % (2 * kGrain) == 0 && ins > 2 * kGrain && ins > most && !far(layer)) ins /= 2;
   return ins;
 }
 

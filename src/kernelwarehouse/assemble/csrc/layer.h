@@ -97,7 +97,8 @@ inline void mix(const float* weights, Int rows, Int depth, const Number* from, I
   }
 }
 
-// Whether cells come from memory.
+// Cells that come from memory are read in whole rows, by as many samples as can be: short pieces of them would cost
+// more than kernels that are farther away.
 inline bool far(const Layer& layer) { return layer.n * layer.cell() > 4 * third_level(); }
 
 // A block of a cell: output channels [first, first + width) and input channels [in, in + ins).
@@ -181,10 +182,6 @@ struct CellMixer {
   }
 
   bool packs() const { return layer.pairs() * layer.segments > kFewRows; }
-  // Numbers that should stay near for every input channel that is mixed at a time, or none: packed cells. Those that
-  // come from memory are read in whole rows, by as many samples as can be: short pieces of them would cost more than
-  // kernels that are farther away.
-  Int near(Int width) const { return packs() && !far(layer) ? layer.n * width : 0; }
   // For kernels at a time: near, beside packed cells; where nothing is packed, every run of pairs reads the cells
   // again.
   Int room() const { return second_level() / (packs() ? 8 : 2); }

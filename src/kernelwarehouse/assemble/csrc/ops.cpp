@@ -32,7 +32,8 @@ std::tuple<bool, bool> mixes_across(std::optional<bool> very_few, std::optional<
 
 TORCH_LIBRARY(kernelwarehouse, library) {
   // Of the machine.
-  library.def("lanes() -> int", [] { return kernelwarehouse::kLanes; });  // numbers in a vector
+  library.def("lanes() -> int", [] { return kernelwarehouse::kLanes; });       // numbers in a vector
+  library.def("panel_width() -> int", [] { return kernelwarehouse::kWide; });  // output channels of a panel
   library.def("mixes_across(bool? very_few=None, bool? few=None) -> (bool, bool)", &kernelwarehouse::mixes_across);
   // The attention branch: attention.h.
   library.def(
