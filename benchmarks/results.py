@@ -27,6 +27,25 @@ FOLDER = Path(__file__).parent / "results"
 _KIND = ("processor", "vector instructions", "cores")
 
 
+def processor_times() -> list[int]:
+    """What all cores did so far, as Linux counts it: user, nice, system, idle, waiting, two interrupts, stolen, ..."""
+    counts = Path("/proc/stat")
+    return list(map(int, counts.read_text().splitlines()[0].split()[1:])) if counts.exists() else []
+
+
+_BEGIN = processor_times()
+
+
+def stolen_share(begin: Sequence[int], end: Sequence[int]) -> float | None:
+    """Of the time that programs wanted to compute, the part in which the host let other machines do so instead."""
+    if not begin or not end:
+        return None
+    taken = [after - before for before, after in zip(begin, end, strict=True)]
+    user, nice, system, _, _, *interrupts, stolen = taken[:8]
+    wanted = user + nice + system + sum(interrupts) + stolen
+    return round(stolen / wanted, 3) if wanted else None
+
+
 def machine(threads: int | Sequence[int]) -> dict[str, Any]:
     """What the figures were measured on."""
     cpu = Path("/proc/cpuinfo")
@@ -67,9 +86,11 @@ def destination(name: str, facts: dict[str, Any], out: Path | None = None) -> Pa
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
+    """Results, and how much of the time since this process began was not the machine's own."""
     _refuse_another_machines(path, data["machine"])
+    facts = {**data["machine"], "stolen": stolen_share(_BEGIN, processor_times())}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, json.dumps(data, indent=1) + "\n")
+    write_file(path, json.dumps({**data, "machine": facts}, indent=1) + "\n")
 
 
 def _refuse_another_machines(path: Path, facts: dict[str, Any]) -> None:

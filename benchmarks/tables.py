@@ -161,6 +161,8 @@ def caption(machine: dict[str, Any]) -> str:
         f"torch {machine['torch']}",
         f"{machine.get('clock', 'wall')} clock",
     ]
+    if machine.get("stolen") is not None:
+        parts.append(f"{machine['stolen']:.1%} of the processor's time taken by other machines")
     if machine["allocator"] != "default":
         parts.append(f"allocator {machine['allocator']}")
     if not machine["compiled kernels"]:

@@ -101,6 +101,20 @@ def test_files_are_named_after_the_processor_and_its_vector_instructions() -> No
     assert results.destination("speed-2", INTEL).name == "speed-2-intel-xeon-platinum-8481c-avx512.json"
 
 
+def test_results_say_how_much_time_other_machines_took(tmp_path: Path) -> None:
+    begin, end = [10, 0, 5, 100, 3, 0, 1, 2, 0, 0], [70, 1, 14, 500, 9, 1, 2, 10, 0, 0]
+    assert results.stolen_share(begin, end) == 0.1  # 8 of 60 + 1 + 9 + 1 + 1 + 8
+    assert results.stolen_share(begin, begin) is None
+    assert results.stolen_share([], []) is None
+    results.write(tmp_path / "any.json", {"machine": AMD, "rows": []})
+    stolen = json.loads((tmp_path / "any.json").read_text())["machine"]["stolen"]
+    assert stolen is None or 0 <= stolen <= 1
+    facts = {**results.machine(1), "stolen": 0.125}
+    assert "12.5% of the processor's time taken by other machines" in tables.caption(facts)
+    del facts["stolen"]
+    assert "taken by" not in tables.caption(facts)
+
+
 @pytest.mark.parametrize("difference", [INTEL, {"cores": 64}, {"vector instructions": "AVX512"}])
 def test_results_of_another_machine_stay(tmp_path: Path, difference: dict[str, Any]) -> None:
     out = tmp_path / "speed.json"
