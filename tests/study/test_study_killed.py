@@ -23,10 +23,51 @@ from kernelwarehouse.training.metrics import read_metrics
 from kernelwarehouse.training.predict import open_trained
 from kernelwarehouse.training.run import RunOptions
 
-# One trial and one final run of a method, long enough to be met by a signal. An epoch has 3 steps.
-LONG = HEAD.replace("epochs = 4", "epochs = 40").replace("seed = 9\nepochs = 2", "seed = 9\nepochs = 80")
+# One trial and one final run of a method, each with epochs left when a signal meets it. An epoch has 3 steps.
+LONG = HEAD.replace("epochs = 4", "epochs = 8").replace("seed = 9\nepochs = 2", "seed = 9\nepochs = 16")
 LONG = LONG.replace("[0.01, 0.05]", "[0.05]")
-METHODS = STATIC.replace("seeds = [0, 1]", "seeds = [0]") + UPGRADED.replace("upgrade_after = 2", "upgrade_after = 20")
+METHODS = STATIC.replace("seeds = [0, 1]", "seeds = [0]") + UPGRADED.replace("upgrade_after = 2", "upgrade_after = 4")
+
+# The command with one thing more: from a line of its metrics on, the run that is to be met waits until SIGTERM has come
+# to its own process, from the study that ends or because that is gone. Else a short run might be over before, on a
+# machine with other work. It does not wait for ever: a run that nobody ends has an outcome, which the test sees.
+WAITING = """
+import functools, sys
+from kernelwarehouse.cli import main
+from kernelwarehouse.study import runner
+
+child, run, *words = sys.argv[1:]
+
+def command(task):
+    executable, _, _, *arguments = runner.child_command(task)
+    return [executable, "-c", child, run, *arguments]
+
+runner.StudyRunner = functools.partial(runner.StudyRunner, command=command)
+sys.exit(main(words))
+"""
+WAITING_RUN = """
+import sys, time
+from kernelwarehouse.study import child
+from kernelwarehouse.training.metrics import MetricsLog, read_metrics
+from kernelwarehouse.training.termination import Termination
+
+run, *arguments = sys.argv[1:]
+write, note, noted = MetricsLog.write, Termination._note, []
+
+def note_and_tell(self, *what):
+    note(self, *what)
+    noted.append(self)
+
+def write_and_wait(self, *what):
+    write(self, *what)
+    if self._path.parent.name.startswith(run + "-") and len(read_metrics(self._path)) >= 8:
+        end = time.monotonic() + 120
+        while not noted and time.monotonic() < end:
+            time.sleep(0.005)
+
+Termination._note, MetricsLog.write = note_and_tell, write_and_wait
+sys.exit(child.main(arguments))
+"""
 
 
 @pytest.fixture
@@ -47,7 +88,7 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
 def broken_by(number: signal.Signals, path: Path, data: Path, run: str) -> tuple[int, str]:
     """The command, met by a signal when the run of this name has reported a few times; its status, and what it said."""
     heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # shells ignore it in the background
-    command = [sys.executable, "-m", "kernelwarehouse", *words(path, data)]
+    command = [sys.executable, "-c", WAITING, WAITING_RUN, run, *words(path, data)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, **heeding)
     try:
         output = path.parent / "output"
@@ -92,7 +133,7 @@ def test_a_broken_study_ends_with_the_results_of_a_whole_one(path: Path, striped
     with FileLock(run / ".lock"):  # its process has noticed by itself that the study is gone, and written a checkpoint
         assert not (run / "outcome.json").exists()
         state = torch.load(run / "last" / "training.pt", weights_only=True)
-        assert 0 < state["trainer"]["steps_done"] < 3 * 80
+        assert 0 < state["trainer"]["steps_done"] < 3 * 16
     begun = (run / "run.json").stat().st_mtime_ns
     status, said = broken_by(signal.SIGTERM, path, striped_npz, "static-final")
     assert status == 143
@@ -114,7 +155,7 @@ def test_a_broken_study_ends_with_the_results_of_a_whole_one(path: Path, striped
         ("static", "base"),
         ("upgraded", "final"),
     ]
-    assert [len(line.accuracies) for line in lines] == [80, 40, 40, 40, 20, 20]
+    assert [len(line.accuracies) for line in lines] == [16, 8, 8, 8, 4, 4]
     assert all(line.seconds > 0 for line in lines)
     assert_as_in_one_go(load_study(path), lines, striped_npz, folder)
     assert not (run / "last").exists()
