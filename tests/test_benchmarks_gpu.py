@@ -29,7 +29,7 @@ def test_the_table_is_what_the_route_reads(tmp_path: Path, monkeypatch: pytest.M
     layers = [layer for layer in model.modules() if isinstance(layer, WarehouseLayer)]
     assert len(choices) == len({(layer.geometry, layer.attention.shape) for layer in layers})
     for layer in layers:
-        assert layer.route.reason == "chosen before by measuring"
+        assert layer.route.reason == "as chosen before"
     assert {(layer.route.forward, layer.route.backward) for layer in layers} == {
         (choice.forward, choice.backward) for choice in choices.values()
     }

@@ -43,6 +43,16 @@ def test_what_other_processes_have_measured_meanwhile_stays(measuring: Path) -> 
     assert route_table.read(measuring) == {**theirs, "cpu, ours": Choice("windows")}
 
 
+def test_a_choice_that_does_not_last_is_one_of_the_process(measuring: Path) -> None:
+    route_table.remember("cpu, quiet", Choice("native"))
+    run: route_table.Choices = {}
+    with route_table.keeping(run):
+        route_table.remember("cpu, crowded", Choice("windows"), lasting=False)
+    assert run == {"cpu, crowded": Choice("windows")}
+    assert route_table.known("cpu, crowded") == Choice("windows")
+    assert route_table.read(measuring) == {"cpu, quiet": Choice("native")}
+
+
 def test_who_writes_keeps_others_from_it(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_table, "_PATIENCE", 0.0)
     with FileLock(measuring.with_suffix(".lock")):

@@ -222,7 +222,7 @@ def test_every_candidate_is_measured_once_and_the_choice_kept(
     routing._answers.clear()
     with torch.set_grad_enabled(training):
         layer(x)
-    assert layer.route.reason == "chosen before by measuring"
+    assert layer.route.reason == "as chosen before"
     assert len(measured) == 1
 
 

@@ -1,8 +1,12 @@
 """Taking times, with a clock that says what the test wants."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,3 +95,40 @@ def test_rates_are_numbers_of_this_machine() -> None:
     assert 1e6 < rates.products < 1e14
     assert 1e5 < rates.reads < 1e13
     assert machine_rates(torch.device("cpu"), torch.get_num_threads()) is rates
+
+
+CROWD = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import torch
+torch.set_num_threads(int(sys.argv[1]))
+from kernelwarehouse.assemble import route_table
+from kernelwarehouse.config import WarehouseConfig
+from kernelwarehouse.layers import Conv2d
+layer = Conv2d(32, 32, 3, padding=1, config=WarehouseConfig(2))
+with torch.no_grad():
+    layer(torch.randn(4, 32, 48, 48))
+print(layer.route.reason.split(":")[0], route_table.machine_file().exists())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux tells how long threads have waited")
+@pytest.mark.parametrize(
+    ("threads", "expected"),
+    [(1, "measured True"), (2, "measured while others had the processor, so not for the next time False")],
+)
+def test_what_threads_find_without_a_processor_each_is_not_for_the_next_time(
+    threads: int, expected: str, tmp_path: Path
+) -> None:
+    """Of two that share one, each keeps the other waiting, whatever else the machine does."""
+    variables = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), "KERNELWAREHOUSE_NATIVE": "0"}
+    variables.pop("KERNELWAREHOUSE_ROUTES", None)
+    command = [sys.executable, "-c", CROWD, str(threads)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == expected, done.stderr
+
+
+def test_a_system_that_does_not_tell_of_waits_is_taken_for_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_waited", dict)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not timing.Watch().crowded()

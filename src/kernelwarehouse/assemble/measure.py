@@ -12,7 +12,7 @@ from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.question import Question
 from kernelwarehouse.assemble.route_table import Choice
 from kernelwarehouse.assemble.strategy import Strategy
-from kernelwarehouse.assemble.timing import best_times
+from kernelwarehouse.assemble.timing import Watch, best_times
 from kernelwarehouse.errors import StrategyError
 
 # The way that is taken by rule keeps its place unless another takes less than this part of its time: differences that
@@ -29,6 +29,7 @@ class Times:
 
     forward: Mapping[str, float]
     backward: Mapping[str, float]
+    crowded: bool = False  # others had the processor meanwhile: the order may be another when they do not
 
     def __str__(self) -> str:
         parts = []
@@ -45,7 +46,7 @@ def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: 
     Of large batches some samples have to do, where the time of a sample does not depend on how many there are.
     """
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        x, cells = x.detach(), cells.detach()
+        x, cells, watch = x.detach(), cells.detach(), Watch()
         calls = {strategy.name: _Call.of(strategy, x, cells, question) for strategy in candidates}
         forward = best_times({name: call.forward for name, call in calls.items()}, x.device)
         backward = {}
@@ -61,7 +62,8 @@ def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: 
         # Trials leave holes between what a training step keeps; without this, its first peak would be a third higher.
         give_back()
         scales = {name: len(x) / call.samples for name, call in calls.items()}
-        return Times(*({name: taken * scales[name] for name, taken in times.items()} for times in (forward, backward)))
+        whole = [{name: taken * scales[name] for name, taken in times.items()} for times in (forward, backward)]
+        return Times(whole[0], whole[1], watch.crowded())
 
 
 @dataclass(frozen=True)

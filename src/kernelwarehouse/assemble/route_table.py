@@ -126,12 +126,12 @@ def known(key: str) -> Choice | None:
     return found
 
 
-def remember(key: str, choice: Choice) -> None:
-    """Keep a measured choice, for the runs under way and for the machine."""
+def remember(key: str, choice: Choice, lasting: bool = True) -> None:
+    """Keep a choice for the runs under way, for this process and, where it is a lasting one, for the machine."""
     keep_with_runs(key, choice)
     _of_machine(_device(key))[key] = choice
     path = machine_file(_device(key))
-    if path is None:
+    if path is None or not lasting:
         return
     try:
         with FileLock(path.with_suffix(".lock"), timeout=_PATIENCE):

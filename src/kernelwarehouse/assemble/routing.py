@@ -161,15 +161,17 @@ def _answer(x: Tensor, cells: Tensor, question: Question, prepared: Prepared | N
     kept = route_table.of_runs(key)
     choice = kept or route_table.known(key)
     if choice is not None and choice.forward in names and (choice.backward in names or not question.training):
-        return Route(choice.forward, choice.backward, "as before in this run" if kept else "chosen before by measuring")
+        return Route(choice.forward, choice.backward, "as before in this run" if kept else "as chosen before")
     if x.device.type != "cpu" or not route_table.measures():
         # A run that is resumed goes on by this rule even where something has been measured by then.
         route_table.keep_with_runs(key, Choice(usual.forward, usual.backward))
         return usual
     times = measure(candidates, x, cells, question)
     choice = choose(times, Choice(usual.forward, usual.backward), dict(zip(names, candidates, strict=True)))
-    route_table.remember(key, choice)
-    return Route(choice.forward, choice.backward, f"measured: {times}")
+    # Beside others' work, as that of a loader's processes, this is what suits; without it, something else may.
+    route_table.remember(key, choice, lasting=not times.crowded)
+    beside = " while others had the processor, so not for the next time" if times.crowded else ""
+    return Route(choice.forward, choice.backward, f"measured{beside}: {times}")
 
 
 def _candidates(x: Tensor, question: Question) -> list[Strategy]:
