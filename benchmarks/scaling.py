@@ -1,6 +1,6 @@
 """How time and memory grow with batch, budget and width, with one thread and two: ResNet18, static, plain and ours.
 
-    python -m benchmarks.scaling             all of it: about 20 minutes on a machine that does nothing else
+    python -m benchmarks.scaling             all of it: about half an hour on a machine that does nothing else
     python -m benchmarks.scaling --resume    goes on with a run that was broken off
 
 One of the three is varied at a time, the others stay at batch 8, budget 1 and width 1; images are 112x112, as whole
