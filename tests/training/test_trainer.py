@@ -151,11 +151,11 @@ def test_clipping_limits_the_step(plain_recipe: Recipe) -> None:
     "changes", [{"precision": "bfloat16"}, {"precision": "float16"}, {"channels_last": True}, {"optimizer": "adamw"}]
 )
 def test_variants_learn(plain_recipe: Recipe, changes: dict[str, object]) -> None:
-    trainer = trainer_for(
-        tiny_resnet(), plain_recipe.with_overrides({"learning_rate": 0.01, "tau_epochs": 0.0, **changes})
-    )
-    losses = [float(trainer.step([batch(16, 0)])) for _ in range(10)]
-    assert losses[-1] < losses[0] - 0.1
+    """Half precision passes over the first steps, until gradients are scaled to fit: rounding decides how many."""
+    settings = {"epochs": 6, "learning_rate": 0.01, "tau_epochs": 0.0, **changes}
+    trainer = trainer_for(tiny_resnet(), plain_recipe.with_overrides(settings))
+    losses = [float(trainer.step([batch(16, 0)])) for _ in range(20)]
+    assert losses[-1] < losses[0] - 0.3
     assert trainer.model.fc.weight.dtype == torch.float32
 
 
