@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from kernelwarehouse.assemble.basis import Prepared, basis_bytes, compactable, pays_back, suits_panels
+from kernelwarehouse.assemble.basis import Prepared, pays_back, suits_panels, whole_bits
 from kernelwarehouse.assemble.rates import machine_rates
+from kernelwarehouse.assemble.stored import stored_bytes
 from kernelwarehouse.errors import KernelWarehouseError
 from kernelwarehouse.layers import WarehouseLayer
 
@@ -71,24 +72,25 @@ def prepare_inference(
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, WarehouseLayer)}
     if not layers:
         raise KernelWarehouseError(f"{type(model).__name__} has no converted layers; convert it first")
-    kinds = {name: compact and compactable(layer.warehouse.cells, layer.geometry) for name, layer in layers.items()}
-    gains = {name: _gain(layer, batch, kinds[name]) for name, layer in layers.items()}
+    panels = {name: suits_panels(layer.warehouse.cells, layer.geometry, batch) for name, layer in layers.items()}
+    bits = {
+        name: whole_bits(layer.warehouse.cells, layer.geometry, compact, panels[name]) for name, layer in layers.items()
+    }
+    gains = {name: _gain(layer, batch, bits[name]) for name, layer in layers.items()}
     for layer in layers.values():
         layer.prepared = None
     chosen, used = [], 0
     for name in sorted((name for name in layers if gains[name] > 0), key=lambda name: -gains[name]):
         layer = layers[name]
         cells = layer.warehouse.cells
-        size = basis_bytes(layer.attention, cells, layer.geometry, kinds[name])
-        if used + size <= memory_limit:
-            panels = suits_panels(cells, layer.geometry, batch)
-            layer.prepared = Prepared.of(layer.attention, cells, layer.geometry, kinds[name], panels)
+        if used + stored_bytes(cells, layer.geometry, layer.attention.shape.units, bits[name]) <= memory_limit:
+            layer.prepared = Prepared.of(layer.attention, cells, layer.geometry, bits[name], panels[name])
             chosen.append(name)
-            used += size
+            used += layer.prepared.stored.nbytes
     return Preparation(tuple(chosen), used, batch, compact)
 
 
-def _gain(layer: WarehouseLayer, batch: int, compact: bool) -> float:
+def _gain(layer: WarehouseLayer, batch: int, bits: int | None) -> float:
     cells = layer.warehouse.cells
     rates = machine_rates(cells.device, torch.get_num_threads())
-    return pays_back(batch, layer.attention, cells, layer.geometry, rates, compact)
+    return pays_back(batch, layer.attention, cells, layer.geometry, rates, bits)

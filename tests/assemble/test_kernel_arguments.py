@@ -24,12 +24,14 @@ BASIS = {
     "hidden": torch.randn(BATCH, HIDDEN),
     "scale": torch.randn(BATCH, GROUPS, 9),
     "basis": torch.randn(GROUPS, 9, HIDDEN, CELL, CELL),
+    "low": None,
     "steps": None,
 }
 COMPACT = {
     "basis": torch.ones(GROUPS, 9, HIDDEN, CELL, CELL, dtype=torch.int16),
     "steps": torch.ones(GROUPS, 9, HIDDEN),
 }
+SPLIT = COMPACT | {"low": torch.ones(GROUPS, 9, HIDDEN, CELL, CELL, dtype=torch.uint8)}
 PANEL = panel_width() if COMPILED else 16
 PANELS = {"basis": torch.randn(GROUPS, 9, 2, CELL, HIDDEN, PANEL)}
 X = {"x": torch.randn(BATCH, CELL, 3, 4)}
@@ -65,6 +67,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "basis": ("forward_taps_basis", X | BASIS | TABLES | {"channels_last": False}),
     "compact basis": ("forward_taps_basis", X | BASIS | COMPACT | TABLES | {"channels_last": False}),
+    "24-bit basis": ("forward_taps_basis", X | BASIS | SPLIT | TABLES | {"channels_last": False}),
     "panels": ("forward_taps_basis", X | BASIS | PANELS | TABLES | {"channels_last": False}),
     "compact panels": (
         "forward_taps_basis",
@@ -98,6 +101,10 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"padding": (1, 1), "channels_last": True},
     ),
     "winograd basis": ("forward_winograd_basis", X | BASIS | {"padding": (1, 1), "channels_last": False}),
+    "winograd 24-bit basis": (
+        "forward_winograd_basis",
+        X | BASIS | SPLIT | {"padding": (1, 1), "channels_last": False},
+    ),
     "winograd backward": (
         "backward_winograd",
         {"grad": torch.randn(BATCH, GROUPS * CELL, 3, 4)}
@@ -148,7 +155,11 @@ FREE = {
         for name in ("pointwise", "pointwise basis", "depthwise", "depthwise gradient")
         for axis in (2, 3)
     ),
-    *((name, "x", axis) for name in ("winograd", "winograd basis", "winograd panels") for axis in (2, 3)),
+    *(
+        (name, "x", axis)
+        for name in ("winograd", "winograd basis", "winograd 24-bit basis", "winograd panels")
+        for axis in (2, 3)
+    ),
     *(
         (name, "basis", 2)
         for name in ("panels", "compact panels", "winograd panels")  # output channels
@@ -158,7 +169,10 @@ FREE = {
         (name, "attention", 1)
         for name in ("taps", "channels last", "pointwise", "depthwise", "winograd", "winograd, channels last")
     ),
-    *((name, "places", 0) for name in ("taps", "channels last", "basis", "compact basis", "panels", "compact panels")),
+    *(
+        (name, "places", 0)
+        for name in ("taps", "channels last", "basis", "24-bit basis", "compact basis", "panels", "compact panels")
+    ),
     *((name, "grad", axis) for name in ("depthwise gradient", "depthwise input gradient") for axis in (2, 3)),
     *((name, "x", axis) for name in ("attention", "coefficients") for axis in (0, 2, 3)),
 }
@@ -247,6 +261,13 @@ def test_panels_are_for_several_kernel_positions() -> None:
     one = torch.randn(GROUPS, 1, 2, CELL, HIDDEN, PANEL)
     with pytest.raises(ValueError, match=r"basis of sizes \[3, 1, 2, 8, 4, \d+\] is in panels"):
         call("pointwise basis", basis=one)
+
+
+def test_last_bits_go_with_steps_and_without_panels() -> None:
+    with pytest.raises(ValueError, match="low is given without steps"):
+        call("basis", low=SPLIT["low"])
+    with pytest.raises(ValueError, match="low is given for a basis in panels"):
+        call("compact panels", low=SPLIT["low"])
 
 
 @pytest.mark.parametrize(

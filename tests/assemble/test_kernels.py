@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from compiled_kernels import COMPILED, LEVEL2
-from kernelwarehouse.assemble.basis import make_compact, make_panels
 from kernelwarehouse.assemble.build import panel_width
+from kernelwarehouse.assemble.stored import Stored, make_panels
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels")
 
@@ -206,37 +206,37 @@ def test_outputs_of_one_kernel_position(shape: Shape) -> None:
     _assert_close(_ops().forward_pointwise(x, attention, cells), exact, shape.tolerance)
 
 
-@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("bits", [None, 24, 16])
 @pytest.mark.parametrize("active", [0, 1, 0.5])
 @pytest.mark.parametrize("shape", dict.fromkeys([*SHAPES, *SQUARE]), ids=str)
-def test_outputs_from_bases(shape: Shape, active: float, compact: bool) -> None:
-    """Of the hidden vector all, some or no units are other than 0. Bases in 16 bits count as what they stand for.
+def test_outputs_from_bases(shape: Shape, active: float, bits: int | None) -> None:
+    """Of the hidden vector all, some or no units are other than 0. Whole numbers count as what they stand for.
 
     In both orders: as they are made, and in panels.
     """
     x, n = shape.x(), min(shape.n, 12)
-    whole = basis = _random(shape.groups[0], shape.segments, n, *shape.cell)
-    steps = None
-    if compact:
-        basis, steps = make_compact(whole)
-        whole = basis.double() * steps[..., None, None]
+    stored = Stored.of(_random(shape.groups[0], shape.segments, n, *shape.cell), bits)
+    basis, low, steps = stored.numbers, stored.low, stored.steps
+    whole = basis.double()
+    if steps is not None:
+        whole = (whole if low is None else 256 * whole + low) * steps[..., None, None]
     hidden = _random(shape.batch, n) * (torch.rand(n) < active)
     scale = _random(shape.batch, shape.groups[0], shape.segments)
     kernels = torch.einsum("bn,bgs,gsnoc->bgsoc", hidden.double(), scale.double(), whole.double())
     exact = shape.plain(x.double(), kernels)
     if shape.kernel == 1:
-        _assert_close(_ops().forward_pointwise_basis(x, hidden, scale, basis, steps), exact, shape.tolerance)
-    for kept in [basis, make_panels(basis.clone())] if shape.cell[0] % panel_width() == 0 else [basis]:
+        _assert_close(_ops().forward_pointwise_basis(x, hidden, scale, basis, low, steps), exact, shape.tolerance)
+    for kept in [basis, make_panels(basis.clone())] if shape.cell[0] % panel_width() == 0 and low is None else [basis]:
         for channels_last in (False, True):
             given = x.flatten(2).transpose(1, 2).contiguous() if channels_last else x.flatten(2)
-            got = _ops().forward_taps_basis(given, hidden, scale, kept, steps, *shape.tables(), channels_last)
+            got = _ops().forward_taps_basis(given, hidden, scale, kept, low, steps, *shape.tables(), channels_last)
             _assert_close(got.transpose(1, 2) if channels_last else got, exact.flatten(2), shape.tolerance)
         if shape in SQUARE:
             padding = shape.padding, shape.padding
-            got = _ops().forward_winograd_basis(x, hidden, scale, kept, steps, padding, False)
+            got = _ops().forward_winograd_basis(x, hidden, scale, kept, low, steps, padding, False)
             _assert_close(got, exact, shape.tolerance)
             last = x.permute(0, 2, 3, 1).contiguous()
-            got = _ops().forward_winograd_basis(last, hidden, scale, kept, steps, padding, True)
+            got = _ops().forward_winograd_basis(last, hidden, scale, kept, low, steps, padding, True)
             _assert_close(got.permute(0, 3, 1, 2), exact, shape.tolerance)
 
 
@@ -259,9 +259,9 @@ def test_how_cells_are_read_changes_no_bit(shape: Shape, ways_of_reading: Callab
         ways_of_reading(across)
         assert _ops().mixes_across() == (across, across)
         outputs = [_ops().forward_taps(x.flatten(2), attention, cells, *shape.tables(), False)]
-        for kept, steps in ((basis, None), make_compact(basis)):
-            tables = (*shape.tables(), False)
-            outputs.append(_ops().forward_taps_basis(x.flatten(2), hidden, scale, kept, steps, *tables))
+        for stored in (Stored.of(basis), Stored.of(basis, 16), Stored.of(basis, 24)):
+            numbers = stored.numbers, stored.low, stored.steps
+            outputs.append(_ops().forward_taps_basis(x.flatten(2), hidden, scale, *numbers, *shape.tables(), False))
         if shape.kernel == 1:
             outputs.append(_ops().forward_pointwise(x, attention, cells))
         if shape in SQUARE:

@@ -104,7 +104,7 @@ def _other_fc1(layer: WarehouseLayer) -> None:
 
 
 def _prepared(layer: WarehouseLayer) -> None:
-    layer.prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry, compact=False)
+    layer.prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry)
 
 
 def _prepared_and_changed(layer: WarehouseLayer) -> None:

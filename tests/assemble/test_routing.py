@@ -274,19 +274,20 @@ def test_sizes_that_are_nearly_alike_share_a_choice(measuring: Path) -> None:
     assert len(route_table.read(measuring)) == 2
 
 
-@pytest.mark.parametrize("compact, panels", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("bits, panels", [(None, False), (24, False), (16, False), (None, True), (16, True)])
 def test_a_basis_is_timed_beside_the_others_and_can_be_pinned(
-    measuring: Path, compact: bool, panels: bool, monkeypatch: pytest.MonkeyPatch
+    measuring: Path, bits: int | None, panels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, x = Conv2d(64, 64, 3, config=WarehouseConfig(16)).eval(), torch.randn(2, 64, 4, 4)
-    kind = compact and COMPILED, panels and COMPILED
+    kind = (bits, panels) if COMPILED else (None, False)
     layer.prepared = Prepared.of(layer.attention, layer.warehouse.cells, layer.geometry, *kind)
     with torch.no_grad():
         layer(x)
         assert layer.route is not None
         assert "basis " in layer.route.reason
         [(key, choice)] = route_table.read(measuring).items()
-        assert ("compact basis" in key, "basis in panels" in key) == kind
+        named = {None: " basis", 24: " 24-bit basis", 16: " compact basis"}[kind[0]] + (" in panels" if kind[1] else "")
+        assert f" cells 64x64x1x1{named} " in key
         assert choice.forward == layer.route.forward
         for way in ("basis", "grouped", *(["winograd basis"] if COMPILED else [])):
             with route_table.keeping({key: Choice(way)}):

@@ -6,13 +6,7 @@ is then `1 / (sum_j |z_ij| + eps)` times a sum over k of `v_k * P[i, k]`, where 
 h + 1 kernels instead of n. At a temperature above 0, outputs are `1 - tau` of that plus tau times those of the kernels
 that the layer starts from, which are static.
 
-P is large, and a single sample reads it faster from caches than it comes from memory. A compact basis holds every one
-of its cells as 16-bit multiples of a step, 1/32767 of the cell's largest number: half the memory and half the reading.
-
-Compiled kernels take it in one of two orders (`csrc/basis.h`): as it is made, or in panels, in the order in which
-kernels of several positions are multiplied, so that it is read from front to end. A single sample needs half of the
-units, as the ReLU sets the others to 0, and saves the reading of them in the first order only; several samples together
-need nearly all.
+P is large; `stored.py` says how it is kept.
 """
 
 import copy
@@ -36,35 +30,12 @@ from kernelwarehouse.assemble.mixtures import grid
 from kernelwarehouse.assemble.plain import apply_kernels, apply_static
 from kernelwarehouse.assemble.rates import Rates
 from kernelwarehouse.assemble.registry import BASES, BASIS, WINOGRAD_BASIS
+from kernelwarehouse.assemble.stored import Stored, stored_bytes
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.attention import Attention
 
 # Assembled numbers alive at once in the pure-PyTorch way, on a CPU.
 _BLOCK = 2 << 20
-
-
-_LARGEST_SHORT = 32767
-
-
-def basis_bytes(attention: Attention, cells: Tensor, geometry: Geometry, compact: bool) -> int:
-    """What the basis of a layer takes."""
-    partition = geometry.partition
-    kernels = attention.shape.units * partition.mixtures
-    if compact:
-        return kernels * (2 * partition.cell_size + 4)
-    return kernels * partition.cell_size * cells.element_size()
-
-
-def compactable(cells: Tensor, geometry: Geometry) -> bool:
-    """Whether a compact basis is of use: compiled kernels alone multiply by steps on the way."""
-    return native.obstacle(cells.detach(), geometry) is None
-
-
-def make_compact(basis: Tensor) -> tuple[Tensor, Tensor]:
-    """A basis as 16-bit multiples of steps, and the steps `[out groups, positions * in groups, h + 1]`."""
-    steps = basis.flatten(3).abs().amax(3) / _LARGEST_SHORT
-    wide = steps.view(*steps.shape, *(1,) * (basis.dim() - 3))
-    return (basis / wide.masked_fill(wide == 0, 1)).round().to(torch.int16), steps
 
 
 # Samples from which on bases are kept in panels. Fewer leave more units unread, and gain less from the order.
@@ -79,21 +50,14 @@ def suits_panels(cells: Tensor, geometry: Geometry, batch: float) -> bool:
     return partition.cell_shape[0] % panel_width() == 0
 
 
-def make_panels(basis: Tensor) -> Tensor:
-    """A basis in panels, `[out groups, positions * in groups, panel, input channel, h + 1, output channel]`.
+def whole_bits(cells: Tensor, geometry: Geometry, compact: bool, panels: bool) -> int | None:
+    """How many bits the numbers of a basis are kept in; none where they stay as they are.
 
-    It takes the place of the one that is given: a second one would be too much memory.
+    Compiled kernels alone put them together again on the way.
     """
-    (units, out, ins), width = basis.shape[2:5], panel_width()
-    for mixture in basis.view(-1, units, out, ins):
-        ordered = mixture.unflatten(1, (-1, width)).permute(1, 3, 0, 2).contiguous()
-        mixture.view(ordered.shape).copy_(ordered)
-    return basis.view(*basis.shape[:2], out // width, ins, units, width)
-
-
-def from_panels(panels: Tensor, geometry: Geometry) -> Tensor:
-    """The basis that `make_panels` was given."""
-    return panels.permute(0, 1, 4, 2, 5, 3).reshape(*panels.shape[:2], panels.shape[4], *geometry.partition.cell_shape)
+    if native.obstacle(cells.detach(), geometry) is not None:
+        return None
+    return 16 if compact else None if panels else 24
 
 
 @torch.no_grad()
@@ -111,9 +75,7 @@ def make_basis(attention: Attention, cells: Tensor, geometry: Geometry) -> Tenso
 class Prepared:
     """The basis of one layer, and what it was made from."""
 
-    basis: Tensor
-    steps: Tensor | None  # of a compact basis
-    panels: bool  # the order of the basis
+    stored: Stored
     tau: float
     start_kernel: Tensor | None  # tau times the kernel that the layer starts from
     attention: Attention
@@ -124,19 +86,19 @@ class Prepared:
     stepped: bool = False  # an optimiser has changed a source since
 
     @staticmethod
-    def of(attention: Attention, cells: Tensor, geometry: Geometry, compact: bool, panels: bool = False) -> "Prepared":
+    def of(
+        attention: Attention, cells: Tensor, geometry: Geometry, bits: int | None = None, panels: bool = False
+    ) -> "Prepared":
         tau, beta, start_kernel = attention.get_temperature(), attention.beta, None
         if tau > 0 and beta is not None:
             with torch.no_grad():
                 pieces = torch.matmul(tau * beta.to(cells.dtype), cells.flatten(1))
                 start_kernel = geometry.partition.join(pieces.unflatten(1, geometry.partition.cell_shape))
-        basis = make_basis(attention, cells, geometry)
-        basis, steps = make_compact(basis) if compact else (basis, None)
-        basis = make_panels(basis) if panels else basis
+        stored = Stored.of(make_basis(attention, cells, geometry), bits, panels)
         sources = _sources(attention, cells)
         memory = tuple(None if source is None else source.detach() for source in sources)
         versions = tuple(map(_version, sources))
-        prepared = Prepared(basis, steps, panels, tau, start_kernel, attention, sources, versions, memory)
+        prepared = Prepared(stored, tau, start_kernel, attention, sources, versions, memory)
         _watch_optimisers()
         _all_prepared.add(prepared)
         return prepared
@@ -160,7 +122,7 @@ class Prepared:
             return False
         if recorded():
             return False  # a trace would keep the basis, and the size of this batch
-        if x.dtype != cells.dtype or x.device != self.basis.device or x.numel() == 0:
+        if x.dtype != cells.dtype or x.device != self.stored.numbers.device or x.numel() == 0:
             return False
         return self.fresh(attention, cells) and hidden.obstacle(attention) is None  # hooks may have come since
 
@@ -185,12 +147,11 @@ class Prepared:
     def _mix(self, x: Tensor, units: Tensor, scale: Tensor, geometry: Geometry, way: str) -> Tensor:
         scale = scale * (1 - self.tau)
         if way == WINOGRAD_BASIS and winograd.obstacle(x, geometry) is None:
-            out = winograd.forward_basis(x, units, scale, self.basis, self.steps, geometry)
+            out = winograd.forward_basis(x, units, scale, self.stored, geometry)
         elif native.obstacle(x, geometry) is None:
-            out = native.forward_basis(x, units, scale, self.basis, self.steps, geometry)
+            out = native.forward_basis(x, units, scale, self.stored, geometry)
         else:
-            basis = from_panels(self.basis, geometry) if self.panels else self.basis
-            out = forward(x, units, scale, basis, self.steps, geometry)
+            out = forward(x, units, scale, self.stored.basis(geometry), geometry)
         return out if self.start_kernel is None else out + apply_static(x, self.start_kernel, geometry)
 
 
@@ -231,11 +192,9 @@ def _after_step(optimiser: Optimizer, args: object, kwargs: object) -> None:
         prepared.stepped = prepared.stepped or any(id(source) in changed for source in prepared.sources)
 
 
-def forward(x: Tensor, units: Tensor, scale: Tensor, basis: Tensor, steps: Tensor | None, geometry: Geometry) -> Tensor:
+def forward(x: Tensor, units: Tensor, scale: Tensor, basis: Tensor, geometry: Geometry) -> Tensor:
     """The output of a layer without its bias and without what it starts from; mixed and applied in pure PyTorch."""
     partition = geometry.partition
-    if steps is not None:
-        basis = basis.to(x.dtype) * steps.view(*steps.shape, *(1,) * (basis.dim() - 3))
     # [out groups, positions, in groups, h + 1, cell]
     flat = basis.flatten(3).unflatten(1, (partition.positions, partition.in_groups))
     pieces = []
@@ -249,20 +208,20 @@ def forward(x: Tensor, units: Tensor, scale: Tensor, basis: Tensor, steps: Tenso
 _FEW_MIXTURES = 64
 
 
-def saved_seconds(batch: int, attention: Attention, geometry: Geometry, rates: Rates, compact: bool) -> float:
+def saved_seconds(batch: int, attention: Attention, geometry: Geometry, rates: Rates, bits: int | None) -> float:
     """Estimate of the time that mixing through the hidden vector saves for one batch."""
     partition = geometry.partition
     kernel, cells, units = partition.mixtures * partition.cell_size, attention.shape.cells, attention.shape.units
     speed = rates.products if batch * partition.mixtures > _FEW_MIXTURES else rates.few_products
     plain = max(batch * cells * kernel / speed, cells * partition.cell_size / rates.reads)
     # A ReLU leaves about half of the units at 0; those are skipped where no sample of the batch has them.
-    read = (1 - 0.5 ** min(batch, 16)) * (0.5 if compact else 1)
+    read = (1 - 0.5 ** min(batch, 16)) * (bits or 32) / 32
     mixed = max(batch * units * kernel / rates.products, read * units * kernel / rates.reads)
     return plain - mixed
 
 
 def pays_back(
-    batch: int, attention: Attention, cells: Tensor, geometry: Geometry, rates: Rates, compact: bool
+    batch: int, attention: Attention, cells: Tensor, geometry: Geometry, rates: Rates, bits: int | None
 ) -> float:
     """Seconds saved for every byte kept; not positive where a basis does not pay or cannot be made."""
     small = math.prod(geometry.partition.kernel_shape) < 1024
@@ -271,5 +230,5 @@ def pays_back(
     computed = any(type(head) is not nn.Linear for head in heads)
     if small or computed or hidden.obstacle(attention) is not None:
         return 0.0
-    saved = saved_seconds(batch, attention, geometry, rates, compact)
-    return saved / basis_bytes(attention, cells, geometry, compact)
+    saved = saved_seconds(batch, attention, geometry, rates, bits)
+    return saved / stored_bytes(cells, geometry, attention.shape.units, bits)

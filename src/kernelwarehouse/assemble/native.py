@@ -13,6 +13,7 @@ from kernelwarehouse.assemble.build import GRAIN, load_native
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.layout import channels_last, visited
 from kernelwarehouse.assemble.mixtures import attention_pairs, from_pairs
+from kernelwarehouse.assemble.stored import Stored
 from kernelwarehouse.assemble.strategy import Strategy
 
 
@@ -75,13 +76,12 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
     return _product(x, ops.forward_pointwise, ops.forward_taps, mixing, geometry)
 
 
-def forward_basis(
-    x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, steps: Tensor | None, geometry: Geometry
-) -> Tensor:
+def forward_basis(x: Tensor, hidden: Tensor, scale: Tensor, stored: Stored, geometry: Geometry) -> Tensor:
     """The same, mixed from bases (see `basis.py`): `hidden` is `[batch, h + 1]`, `scale` is `[batch, m]`."""
     ops = torch.ops.kernelwarehouse
-    mixing = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous(), basis, steps
-    return _product(x, ops.forward_pointwise_basis, ops.forward_taps_basis, mixing, geometry)
+    weights = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous()
+    mixing = *weights, stored.numbers, stored.low, stored.steps
+    return stored.scaled(_product(x, ops.forward_pointwise_basis, ops.forward_taps_basis, mixing, geometry))
 
 
 def _product(

@@ -22,8 +22,7 @@ class Question(NamedTuple):
     cells: int
     units: int  # of the hidden vector, where cells can be mixed through it and that saves multiply-adds; else 0
     basis: int  # units of a basis that is at hand, else 0
-    compact: bool  # whether that basis is kept in 16 bits
-    panels: bool  # and whether in panels
+    kept: str  # how that basis is kept
     training: bool
     wants_input: bool  # whether training asks for the gradient of the input
 
@@ -46,8 +45,8 @@ class Question(NamedTuple):
             )
             if any(size != usual for size in sizes)
         )
-        kept = ("compact " if self.compact else "") + "basis" + (" in panels" if self.panels else "")
-        mixing = "".join(f" {name} {count}" for name, count in (("units", self.units), (kept, self.basis)) if count)
+        counts = ("units", self.units), (self.kept, self.basis)
+        mixing = "".join(f" {name} {count}" for name, count in counts if count)
         layout = (" with tf32" if self.tf32 else "") + (" channels last" if self.channels_last else "")
         threads = f", {self.threads} threads" if self.threads else ""
         return (

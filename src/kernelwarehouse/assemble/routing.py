@@ -128,10 +128,10 @@ def ask(
     """What the answer of `route` depends on."""
     training = torch.is_grad_enabled() if training is None else training
     wants_input = training and (x.requires_grad if wants_input is None else wants_input)
-    basis, units, order = 0, 0, (False, False)
+    basis, units, kept = 0, 0, ""
     if attention is not None:
         if prepared is not None and prepared.usable(x, attention, cells):
-            basis, order = attention.shape.units, (prepared.steps is not None, prepared.panels)
+            basis, kept = attention.shape.units, prepared.stored.kind
         elif hidden.saves(x.shape[0], attention) and hidden.obstacle(attention) is None:
             units = attention.shape.units
     last = channels_last(x)
@@ -140,7 +140,7 @@ def ask(
     product = torch.backends.cuda.matmul
     tf32 = x.device.type == "cuda" and x.dtype == torch.float32 and product.fp32_precision == "tf32"
     kind, sizes = (x.dtype, tf32, x.device, last, threads), (len(cells), units, basis)
-    return Question(geometry, x.shape, *kind, *sizes, *order, training, wants_input)
+    return Question(geometry, x.shape, *kind, *sizes, kept, training, wants_input)
 
 
 def _require(strategy: Strategy, x: Tensor, geometry: Geometry, attention: Attention | None) -> None:

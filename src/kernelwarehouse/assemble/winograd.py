@@ -11,6 +11,7 @@ from kernelwarehouse.assemble import native
 from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.layout import channels_last
 from kernelwarehouse.assemble.mixtures import attention_pairs, from_pairs
+from kernelwarehouse.assemble.stored import Stored
 from kernelwarehouse.assemble.strategy import Strategy
 
 POINTS, TILE = 16, 2  # products of two channels for a tile, and how wide that is
@@ -42,12 +43,11 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
     return _product(x, torch.ops.kernelwarehouse.forward_winograd, (pairs, cells.contiguous()), geometry)
 
 
-def forward_basis(
-    x: Tensor, hidden: Tensor, scale: Tensor, basis: Tensor, steps: Tensor | None, geometry: Geometry
-) -> Tensor:
+def forward_basis(x: Tensor, hidden: Tensor, scale: Tensor, stored: Stored, geometry: Geometry) -> Tensor:
     """The same, mixed from bases, as `native.forward_basis` does."""
-    mixing = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous(), basis, steps
-    return _product(x, torch.ops.kernelwarehouse.forward_winograd_basis, mixing, geometry)
+    weights = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous()
+    mixing = *weights, stored.numbers, stored.low, stored.steps
+    return stored.scaled(_product(x, torch.ops.kernelwarehouse.forward_winograd_basis, mixing, geometry))
 
 
 def _product(

@@ -49,43 +49,46 @@ struct AcrossUnits {
   }
 };
 
-// scale [pairs][segments] * (hidden [batch][n] x basis). Bases may be kept in 16 bits, as multiples of steps
+// scale [pairs][segments] * (hidden [batch][n] x basis). Bases may be kept in 16 or 24 bits, as multiples of steps
 // [out_groups][segments][n], which weights take care of.
-template <class Number>
+template <class Source>
 struct BasisMixer {
+  static constexpr bool kSplit = std::is_same_v<Source, Split>;
+
   const Layer& layer;
   const float* hidden;
   const float* scale;
-  const Number* basis;
+  Source basis;
   const float* steps;  // or none
-  bool panels;
+  bool panels;         // never split ones
 
   // Of bases that are not in panels.
   void operator()(Int pair, Int count, Int first, Int columns, float* to, Int pitch, Packed& packed) const {
-    for_groups(pair, count, to, pitch,
-               [&](const float* weights, Int rows, const std::vector<Int>& active, const Number* own, float* target,
-                   Int row_pitch) {
-                 const Int depth = static_cast<Int>(active.size());
-                 if (depth == layer.n) {
-                   mix(weights, rows, depth, own + first, layer.cell(), columns, target, row_pitch, packed);
-                 } else {
-                   std::vector<const Number*> lines(depth);
-                   for (Int k = 0; k < depth; ++k) lines[k] = own + active[k] * layer.cell() + first;
-                   mix_streamed(weights, rows, lines, columns, target, row_pitch);
-                 }
-               });
+    for_groups(
+        pair, count, to, pitch,
+        [&](const float* weights, Int rows, const std::vector<Int>& active, Source own, float* target, Int row_pitch) {
+          const Int depth = static_cast<Int>(active.size());
+          if (depth == layer.n) {
+            mix(weights, rows, depth, own + first, layer.cell(), columns, target, row_pitch, packed);
+          } else {
+            std::vector<Source> lines(depth);
+            for (Int k = 0; k < depth; ++k) lines[k] = own + active[k] * layer.cell() + first;
+            mix_streamed(weights, rows, lines, columns, target, row_pitch);
+          }
+        });
   }
 
   void operator()(Int pair, Int count, const Block& block, float* to, Int pitch, Packed& packed) const {
-    for_groups(pair, count, to, pitch,
-               [&](const float* weights, Int rows, const std::vector<Int>& active, const Number* own, float* target,
-                   Int row_pitch) {
-                 if (panels) return mix_panels(weights, rows, active, own, block, target, row_pitch, packed);
-                 const Int depth = static_cast<Int>(active.size());
-                 const auto from = [&](Int k) { return own + (depth == 0 ? 0 : active[k]) * layer.cell(); };
-                 packed.from = nullptr;  // the same bases, but other units of them
-                 mix_turned(layer, weights, rows, depth, from, block, target, row_pitch, packs(), packed);
-               });
+    for_groups(
+        pair, count, to, pitch,
+        [&](const float* weights, Int rows, const std::vector<Int>& active, Source own, float* target, Int row_pitch) {
+          if constexpr (!kSplit)
+            if (panels) return mix_panels(weights, rows, active, own, block, target, row_pitch, packed);
+          const Int depth = static_cast<Int>(active.size());
+          const auto from = [&](Int k) { return own + (depth == 0 ? 0 : active[k]) * layer.cell(); };
+          packed.from = nullptr;  // the same bases, but other units of them
+          mix_turned(layer, weights, rows, depth, from, block, target, row_pitch, packs(), packed);
+        });
   }
 
   void fetch(Int first, Int width, Int piece, std::vector<const char*>& pieces) const {
@@ -106,6 +109,7 @@ struct BasisMixer {
 
  private:
   // Blocks begin with a panel, and end with one.
+  template <class Number>
   void mix_panels(const float* weights, Int rows, const std::vector<Int>& active, const Number* own, const Block& block,
                   float* to, Int to_pitch, Packed& packed) const {
     const Int depth = static_cast<Int>(active.size()), line = layer.n * kWide;

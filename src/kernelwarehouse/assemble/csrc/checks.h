@@ -43,9 +43,10 @@ inline void check_mixing(const Tensor& attention, const Tensor& cells) {
 }
 
 // hidden [batch, n], scale [batch, out_groups, segments], basis [out_groups, segments, n, cell_out, cell_in] or in
-// panels, as numbers or, with steps [out_groups, segments, n], as multiples of these.
+// panels, as numbers or, with steps [out_groups, segments, n], as multiples of these; `low` has eight bits more of
+// each.
 inline void check_basis(const Tensor& hidden, const Tensor& scale, const Tensor& basis,
-                        const std::optional<Tensor>& steps) {
+                        const std::optional<Tensor>& low, const std::optional<Tensor>& steps) {
   const auto type = steps ? at::kShort : at::kFloat;
   if (in_panels(basis))
     check(basis, "basis", {kAny, kAny, kAny, kAny, kAny, kWide}, type);
@@ -56,6 +57,10 @@ inline void check_basis(const Tensor& hidden, const Tensor& scale, const Tensor&
   check(hidden, "hidden", {kAny, layer.n});
   check(scale, "scale", {layer.batch, layer.out_groups, layer.segments});
   if (steps) check(*steps, "steps", {layer.out_groups, layer.segments, layer.n});
+  if (low) {
+    TORCH_CHECK_VALUE(steps && !in_panels(basis), "low is given ", steps ? "for a basis in panels" : "without steps");
+    check(*low, "low", basis.sizes(), at::kByte);
+  }
   for (const Int channels : {layer.cell_out, layer.cell_in}) check_channels("bases", channels);
 }
 

@@ -334,33 +334,36 @@ inline Tensor forward_pointwise(const Tensor& x, const Tensor& attention, const 
   return multiply_pointwise(CellMixer{layer, attention.const_data_ptr<float>(), cells.const_data_ptr<float>()}, x);
 }
 
-// Calls multiply(mixer) with a mixer for bases of either kind: numbers as they are, or in 16 bits where there are
-// steps.
+// Calls multiply(mixer) with a mixer for bases of any kind: numbers as they are, or in 16 bits where there are steps,
+// or in 24 where there are `low` ones as well.
 template <class Multiply>
 inline Tensor with_basis(const Tensor& hidden, const Tensor& scale, const Tensor& basis,
-                         const std::optional<Tensor>& steps, const Multiply& multiply) {
-  check_basis(hidden, scale, basis, steps);
+                         const std::optional<Tensor>& low, const std::optional<Tensor>& steps,
+                         const Multiply& multiply) {
+  check_basis(hidden, scale, basis, low, steps);
   const Layer layer = layer_of_basis(hidden, basis);
-  const bool panels = in_panels(basis);
   const float *units = hidden.const_data_ptr<float>(), *factors = scale.const_data_ptr<float>();
-  if (steps)
-    return multiply(BasisMixer<int16_t>{layer, units, factors, basis.const_data_ptr<int16_t>(),
-                                        steps->const_data_ptr<float>(), panels});
-  return multiply(BasisMixer<float>{layer, units, factors, basis.const_data_ptr<float>(), nullptr, panels});
+  const auto with = [&](auto source) {
+    const float* own_steps = steps ? steps->const_data_ptr<float>() : nullptr;
+    return multiply(BasisMixer<decltype(source)>{layer, units, factors, source, own_steps, in_panels(basis)});
+  };
+  if (low) return with(Split{basis.const_data_ptr<int16_t>(), low->const_data_ptr<uint8_t>()});
+  return steps ? with(basis.const_data_ptr<int16_t>()) : with(basis.const_data_ptr<float>());
 }
 
 inline Tensor forward_taps_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis,
-                                 const std::optional<Tensor>& steps, const Tensor& targets, Int padded_places,
-                                 const Tensor& places, const Tensor& shifts, bool channels_last) {
-  return with_basis(hidden, scale, basis, steps, [&](const auto& mixer) {
+                                 const std::optional<Tensor>& low, const std::optional<Tensor>& steps,
+                                 const Tensor& targets, Int padded_places, const Tensor& places, const Tensor& shifts,
+                                 bool channels_last) {
+  return with_basis(hidden, scale, basis, low, steps, [&](const auto& mixer) {
     return multiply_taps(mixer, x, targets, padded_places, places, shifts, channels_last);
   });
 }
 
 inline Tensor forward_pointwise_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis,
-                                      const std::optional<Tensor>& steps) {
+                                      const std::optional<Tensor>& low, const std::optional<Tensor>& steps) {
   TORCH_CHECK_VALUE(!in_panels(basis), "basis of sizes ", basis.sizes(), " is in panels, for kernels of several taps");
-  return with_basis(hidden, scale, basis, steps, [&](const auto& mixer) { return multiply_pointwise(mixer, x); });
+  return with_basis(hidden, scale, basis, low, steps, [&](const auto& mixer) { return multiply_pointwise(mixer, x); });
 }
 
 }  // namespace kernelwarehouse

@@ -56,6 +56,9 @@ class ThereAndBack {
   const bool back_;
 };
 
+inline const void* address(const void* numbers) { return numbers; }
+inline const void* address(Split numbers) { return numbers.high; }
+
 // What was packed last: several runs of samples use the same piece of the cells, one after the other. For one source
 // only: depth and pitch are taken to stay the same.
 struct Packed {
@@ -72,15 +75,15 @@ inline Int packed_columns(Int depth) { return std::max<Int>(kWide, third_level()
 
 // to[row][column] = sum over k of weights[row][k] * from[k][column], for any number of rows; from[k], from[k + 1] are
 // `pitch` apart.
-template <class Number>
-inline void mix(const float* weights, Int rows, Int depth, const Number* from, Int pitch, Int columns, float* to,
-                Int to_pitch, Packed& packed) {
+template <class Source>
+inline void mix(const float* weights, Int rows, Int depth, Source from, Int pitch, Int columns, float* to, Int to_pitch,
+                Packed& packed) {
   // Packing costs a copy, which more rows pay for. Cells that stay in cache are packed in small pieces, which the rows
   // then find nearest; cells that come from memory in pieces long enough to be read at its full speed.
   constexpr Int some = 64, short_piece = 256;
   const bool near = depth * pitch <= 4 * third_level();
   if (rows <= kFewRows) {
-    std::vector<const Number*> lines(depth);
+    std::vector<Source> lines(depth);
     for (Int k = 0; k < depth; ++k) lines[k] = from + k * pitch;
     return mix_streamed(weights, rows, lines, columns, to, to_pitch);
   }
@@ -88,9 +91,9 @@ inline void mix(const float* weights, Int rows, Int depth, const Number* from, I
   packed.numbers.resize(depth * piece);
   for (Int column = 0; column < columns; column += piece) {
     const Int count = std::min(piece, columns - column);
-    if (packed.from != from + column || packed.columns != count) {
+    if (packed.from != address(from + column) || packed.columns != count) {
       pack_panels(from + column, pitch, depth, count, packed.numbers.data());
-      packed.from = from + column;
+      packed.from = address(from + column);
       packed.columns = count;
     }
     multiply_packed(weights, depth, rows, depth, packed.numbers.data(), count, to + column, to_pitch);
@@ -126,11 +129,11 @@ inline void mix_turned(const Layer& layer, const float* weights, Int rows, Int d
     return;
   }
   const Int pitch = depth * block.width;  // packed: [input channel][depth][width]
-  if (packed.from != from(0) + start || packed.columns != size) {
+  if (packed.from != address(from(0) + start) || packed.columns != size) {
     packed.numbers.resize(depth * size);
     for (Int k = 0; k < depth; ++k)
       transpose(from(k) + start, layer.cell_in, block.width, block.ins, packed.numbers.data() + k * block.width, pitch);
-    packed.from = from(0) + start;
+    packed.from = address(from(0) + start);
     packed.columns = size;
   }
   // As many input channels in a row as stay nearest while all rows use them.
@@ -152,6 +155,10 @@ inline void cut(const Number* from, Int count, Int piece, std::vector<const char
   const Int most = second_level() / 2 * static_cast<Int>(sizeof(float)) / piece;
   const char *start = reinterpret_cast<const char*>(from), *end = reinterpret_cast<const char*>(from + count);
   for (; start < end && static_cast<Int>(pieces.size()) < most; start += piece) pieces.push_back(start);
+}
+inline void cut(Split from, Int count, Int piece, std::vector<const char*>& pieces) {
+  cut(from.high, count, piece, pieces);
+  cut(from.low, count, piece, pieces);
 }
 
 // The two ways to mix the kernels of `count` pairs from `pair` on: either for the columns [first, first + columns) of a

@@ -13,11 +13,12 @@
 
 namespace kernelwarehouse {
 
-// Rows of B each from lines[k] + column on: what the tile after some others will need is fetched ahead.
-template <class Number>
+// Rows of B each from lines[k] + column on: what the tile after some others will need is fetched ahead. A source of
+// numbers is a pointer to them, or what can be used like one.
+template <class Source>
 struct AcrossLines {
   Int depth;
-  const Number* const* lines;
+  const Source* lines;
   Int column;
   static constexpr Int kAhead = 8;  // tiles
 
@@ -25,9 +26,8 @@ struct AcrossLines {
   __attribute__((noinline)) void multiply(const float* a, const Targets& to, bool add) const {
     Tile<R, V, L> tile = add ? Tile<R, V, L>(to) : Tile<R, V, L>();
     for (Int k = 0; k < depth; ++k, a += R) {
-      const Number* row = lines[k] + column;
-      for (Int c = 0; c < V * L; c += kLine * sizeof(float) / sizeof(Number))
-        __builtin_prefetch(row + kAhead * V * L + c, 0, 2);
+      const Source row = lines[k] + column;
+      fetch(row + kAhead * V * L, V * L);
       tile.multiply([&](int r) { return a[r]; }, row);
     }
     tile.write(to, false);
@@ -35,9 +35,9 @@ struct AcrossLines {
 };
 
 // to[row][column] = sum over k of weights[row][k] * lines[k][column], where there is at least one line.
-template <class Number>
-inline void mix_across_lines(const float* weights, Int rows, const std::vector<const Number*>& lines, Int columns,
-                             float* to, Int to_pitch) {
+template <class Source>
+inline void mix_across_lines(const float* weights, Int rows, const std::vector<Source>& lines, Int columns, float* to,
+                             Int to_pitch) {
   // Lines at a time: no more than a processor knows pages by heart, and columns of which all tiles find them near.
   constexpr Int together = 48;
   const Int depth = static_cast<Int>(lines.size()), blocks = (depth + together - 1) / together;
@@ -52,7 +52,7 @@ inline void mix_across_lines(const float* weights, Int rows, const std::vector<c
       for_row_tiles(rows, [&](Int first, Int tall) {
         for_panels(std::min(stream, columns - column), [&](Int panel, Int width) {
           const auto targets = starts(tall, [&](Int r) { return to + (first + r) * to_pitch + column + panel; });
-          const AcrossLines<Number> product{end - k, lines.data() + k, column + panel};
+          const AcrossLines<Source> product{end - k, lines.data() + k, column + panel};
           multiply_tile(product, tall, width, packed.data() + first * depth + k * tall, targets, block > 0);
         });
       });
@@ -60,9 +60,9 @@ inline void mix_across_lines(const float* weights, Int rows, const std::vector<c
 }
 
 // A panel of K lines, for all rows: a sum is loaded and stored once for K products.
-template <int K, int V, int L, class Number>
-inline void mix_panel(const float* weights, Int weights_pitch, Int rows, const Number* const* lines, float* to,
-                      Int to_pitch, bool add) {
+template <int K, int V, int L, class Source>
+inline void mix_panel(const float* weights, Int weights_pitch, Int rows, const Source* lines, float* to, Int to_pitch,
+                      bool add) {
   Vector<L> numbers[K][V];
   KERNELWAREHOUSE_UNROLL for (int k = 0; k < K; ++k) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) numbers[k][v] =
       load<L>(lines[k] + v * L);
@@ -75,9 +75,9 @@ inline void mix_panel(const float* weights, Int weights_pitch, Int rows, const N
 }
 
 // The same as mix_across_lines.
-template <class Number>
-inline void mix_along_lines(const float* weights, Int rows, const std::vector<const Number*>& lines, Int columns,
-                            float* to, Int to_pitch) {
+template <class Source>
+inline void mix_along_lines(const float* weights, Int rows, const std::vector<Source>& lines, Int columns, float* to,
+                            Int to_pitch) {
   constexpr Int together = 6;
   const Int depth = static_cast<Int>(lines.size());
   const Int stream = std::max(second_level() / 8 / rows / kWide, Int{8}) * kWide;  // sums stay near, reading runs on
@@ -85,7 +85,7 @@ inline void mix_along_lines(const float* weights, Int rows, const std::vector<co
     for (Int k = 0; k < depth; k += together)
       with_constant<together>(std::min(together, depth - k), [&](auto count) {
         for_panels(std::min(stream, columns - column), [&](Int panel, Int width) {
-          const Number* from[count];
+          Source from[count];
           for (int i = 0; i < count; ++i) from[i] = lines[k + i] + column + panel;
           const auto mix = [&](auto vectors, auto lanes) {
             mix_panel<count, vectors, lanes>(weights + k, depth, rows, from, to + column + panel, to_pitch, k > 0);
@@ -125,8 +125,8 @@ inline Ways find_ways() {
     };
     double along = 1e9, across = 1e9;
     for (int round = 0; round < 3; ++round) {
-      along = std::min(along, seconds(mix_along_lines<float>));
-      across = std::min(across, seconds(mix_across_lines<float>));
+      along = std::min(along, seconds(mix_along_lines<const float*>));
+      across = std::min(across, seconds(mix_across_lines<const float*>));
     }
     return across < along;
   };
@@ -141,15 +141,17 @@ inline Ways& ways() {
 inline bool across_lines(Int rows) { return rows <= kVeryFew ? ways().very_few_across : ways().few_across; }
 
 // to[row][column] = sum over k of weights[row][k] * lines[k][column].
-template <class Number>
-inline void mix_streamed(const float* weights, Int rows, const std::vector<const Number*>& lines, Int columns,
-                         float* to, Int to_pitch) {
-  if (lines.empty())
+template <class Source>
+inline void mix_streamed(const float* weights, Int rows, const std::vector<Source>& lines, Int columns, float* to,
+                         Int to_pitch) {
+  if (lines.empty()) {
     for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch, columns, 0.0f);
-  else if (across_lines(rows))
-    mix_across_lines(weights, rows, lines, columns, to, to_pitch);
-  else
-    mix_along_lines(weights, rows, lines, columns, to, to_pitch);
+    return;
+  }
+  // Split numbers have to be put together for every tile that goes across.
+  if constexpr (!std::is_same_v<Source, Split>)
+    if (across_lines(rows)) return mix_across_lines(weights, rows, lines, columns, to, to_pitch);
+  mix_along_lines(weights, rows, lines, columns, to, to_pitch);
 }
 
 }  // namespace kernelwarehouse

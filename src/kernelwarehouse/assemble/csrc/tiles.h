@@ -1,6 +1,6 @@
 // Small matrix products in registers, and the packing that feeds them.
 //
-// Plain GCC/Clang vector types, no intrinsics: compiled for whatever instructions the machine has.
+// Plain GCC/Clang vector types, compiled for whatever instructions the machine has; no intrinsics but in `widen`.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,10 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 namespace kernelwarehouse {
 
@@ -39,6 +43,7 @@ struct VectorOf {
   typedef float Numbers __attribute__((vector_size(L * sizeof(float)), aligned(4), may_alias));
   typedef float Register __attribute__((vector_size(L * sizeof(float))));  // for arrays that functions are handed
   typedef int16_t Shorts __attribute__((vector_size(L * sizeof(int16_t)), aligned(2), may_alias));
+  typedef uint8_t Bytes __attribute__((vector_size(L * sizeof(uint8_t)), aligned(1), may_alias));
   typedef int32_t Mask __attribute__((vector_size(L * sizeof(int32_t))));
 };
 template <int L>
@@ -49,12 +54,68 @@ template <int L = kLanes>
 inline Vector<L> load(const float* from) {
   return *reinterpret_cast<const Vector<L>*>(from);
 }
+
+// Numbers of 16 or 8 bits as ones of 32. This is one instruction, which GCC 12 does not find by itself: it takes
+// vectors apart, bytes one by one.
+template <int L>
+inline typename VectorOf<L>::Mask widen(const int16_t* from) {
+#ifdef __AVX512F__
+  if constexpr (L == 16)
+    return reinterpret_cast<typename VectorOf<L>::Mask>(
+        _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#endif
+#ifdef __AVX2__
+  if constexpr (L == 8)
+    return reinterpret_cast<typename VectorOf<L>::Mask>(
+        _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#endif
+  return __builtin_convertvector(*reinterpret_cast<const typename VectorOf<L>::Shorts*>(from),
+                                 typename VectorOf<L>::Mask);
+}
+template <int L>
+inline typename VectorOf<L>::Mask widen(const uint8_t* from) {
+#ifdef __AVX512F__
+  if constexpr (L == 16)
+    return reinterpret_cast<typename VectorOf<L>::Mask>(
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#endif
+#ifdef __AVX2__
+  if constexpr (L == 8)
+    return reinterpret_cast<typename VectorOf<L>::Mask>(
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#endif
+  return __builtin_convertvector(*reinterpret_cast<const typename VectorOf<L>::Bytes*>(from),
+                                 typename VectorOf<L>::Mask);
+}
+
 template <int L = kLanes>
 inline Vector<L> load(const int16_t* from) {
-  const auto whole =
-      __builtin_convertvector(*reinterpret_cast<const typename VectorOf<L>::Shorts*>(from), typename VectorOf<L>::Mask);
-  return __builtin_convertvector(whole, Vector<L>);
+  return __builtin_convertvector(widen<L>(from), Vector<L>);
 }
+
+// Whole numbers of 24 bits, the last eight of which lie apart from the others; used as if it were a pointer to them.
+struct Split {
+  const int16_t* high;
+  const uint8_t* low;
+
+  Split operator+(Int count) const { return {high + count, low + count}; }
+  float operator[](Int i) const { return static_cast<float>(high[i] * 256 + low[i]); }
+};
+template <int L = kLanes>
+inline Vector<L> load(Split from) {
+  return __builtin_convertvector(widen<L>(from.high) * 256 + widen<L>(from.low), Vector<L>);
+}
+
+// Numbers from `from` on come nearer.
+template <class Number>
+inline void fetch(const Number* from, Int count) {
+  for (Int i = 0; i < count; i += kLineBytes / static_cast<Int>(sizeof(Number))) __builtin_prefetch(from + i, 0, 2);
+}
+inline void fetch(Split from, Int count) {
+  fetch(from.high, count);
+  fetch(from.low, count);
+}
+
 template <class V>
 inline void store(float* to, V value) {
   *reinterpret_cast<Vector<sizeof(V) / sizeof(float)>*>(to) = value;
@@ -124,9 +185,9 @@ struct Tile {
         load<L>(from[r] + v * L);
   }
 
-  // number(r) is one of A's column, row one of B's.
-  template <class Number, class Row>
-  void multiply(const Number& number, const Row* row) {
+  // number(r) is one of A's column, row where one of B's begins.
+  template <class Number, class Source>
+  void multiply(const Number& number, Source row) {
     Vector<L> columns[V];
     KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) columns[v] = load<L>(row + v * L);
     KERNELWAREHOUSE_UNROLL for (int r = 0; r < R; ++r) KERNELWAREHOUSE_UNROLL for (int v = 0; v < V; ++v) sums[r][v] +=
@@ -259,8 +320,8 @@ inline void for_vectors(Int numbers, const Body& body) {
 }
 
 // to[c][r] = from[r][c] for eight rows.
-template <class Number>
-inline void transpose_eight(const Number* from, Int from_pitch, Int columns, float* to, Int to_pitch) {
+template <class Source>
+inline void transpose_eight(Source from, Int from_pitch, Int columns, float* to, Int to_pitch) {
   Int c = 0;
   for (; c + 8 <= columns; c += 8) {
     Vector<8> t[8], u[8];
@@ -286,10 +347,10 @@ inline void transpose_eight(const Number* from, Int from_pitch, Int columns, flo
 
 // to[c][r] = from[r][c] for any number of rows. Some columns at a time, so that what they become is written while it is
 // near.
-template <class Number>
-inline void transpose(const Number* from, Int from_pitch, Int rows, Int columns, float* to, Int to_pitch) {
+template <class Source>
+inline void transpose(Source from, Int from_pitch, Int rows, Int columns, float* to, Int to_pitch) {
   constexpr Int together = 64;
-  for (; columns > 0; columns -= together, from += together, to += together * to_pitch) {
+  for (; columns > 0; columns -= together, from = from + together, to += together * to_pitch) {
     const Int count = std::min(together, columns);
     Int r = 0;
     for (; r + 8 <= rows; r += 8) transpose_eight(from + r * from_pitch, from_pitch, count, to + r, to_pitch);
@@ -301,8 +362,8 @@ inline void transpose(const Number* from, Int from_pitch, Int rows, Int columns,
 // Columns [0, columns) of `depth` rows -> panels [panel][depth][its columns], which tiles read from front to end. Rows
 // are far away from each other, and reading along them is what memory is good at; eight at a time, as many as a cache
 // holds whose places all coincide, make for longer writes.
-template <class Number>
-inline void pack_panels(const Number* from, Int pitch, Int depth, Int columns, float* packed) {
+template <class Source>
+inline void pack_panels(Source from, Int pitch, Int depth, Int columns, float* packed) {
   constexpr Int together = 8;
   for (Int k = 0; k < depth; k += together)
     for_panels(columns, [&](Int column, Int width) {

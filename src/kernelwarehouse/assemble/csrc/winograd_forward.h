@@ -191,8 +191,9 @@ inline Tensor forward_winograd(const Tensor& x, const Tensor& attention, const T
 }
 
 inline Tensor forward_winograd_basis(const Tensor& x, const Tensor& hidden, const Tensor& scale, const Tensor& basis,
-                                     const std::optional<Tensor>& steps, at::IntArrayRef padding, bool channels_last) {
-  return with_basis(hidden, scale, basis, steps,
+                                     const std::optional<Tensor>& low, const std::optional<Tensor>& steps,
+                                     at::IntArrayRef padding, bool channels_last) {
+  return with_basis(hidden, scale, basis, low, steps,
                     [&](const auto& mixer) { return multiply_winograd(mixer, x, padding, channels_last); });
 }
 
