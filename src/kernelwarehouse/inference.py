@@ -29,7 +29,9 @@ class Preparation:
 def prepare_inference(
     model: nn.Module, memory_limit: float = 2e9, batch: int = 1, compact: bool = False
 ) -> Preparation:
-    """Make inference with frozen weights faster, with at most `memory_limit` bytes more; outputs stay the same.
+    """Make inference with frozen weights faster, with at most `memory_limit` bytes more.
+
+    Outputs change no more than by another order of summation, without `compact`.
 
     Layers mix through the hidden vector of their attention where that pays for batches of this size (larger ones gain
     more), those that save most for a byte first.
@@ -48,8 +50,9 @@ def prepare_inference(
         batch: the number of samples that will usually come at once. Bases are chosen, and laid out, for it; batches of
             other sizes get the same outputs.
         compact: keep the bases that compiled kernels use (convolutions in float32 on a CPU) in 16 bits. They take half
-            the memory and are read in half the time, which is most of the time of small batches. Outputs then differ
-            in about the fifth digit.
+            the memory of float32 and are read in half the time, which is most of the time of small batches. Outputs
+            then differ in about the fifth digit. Otherwise they have 24 bits, or 32 where they are laid out for batches
+            of 8 and more.
 
     Raises:
         KernelWarehouseError: for a model in training mode or without converted layers, for a limit or a batch that is
