@@ -12,7 +12,6 @@ from devices import DEVICE
 from kernelwarehouse.assemble import force, native
 from kernelwarehouse.assemble.basis import Prepared, make_basis, suits_panels, whole_bits
 from kernelwarehouse.assemble.branch import coefficients
-from kernelwarehouse.assemble.stored import Stored, from_panels, make_panels
 from kernelwarehouse.config import WarehouseConfig
 from kernelwarehouse.inference import prepare_inference
 from kernelwarehouse.layers import Conv2d, Linear, WarehouseLayer
@@ -108,44 +107,6 @@ def test_basis_gives_what_the_cells_give(
         assert (error.amax(channels) <= (1e-3 if compact else 1e-5) * expected.abs().amax(channels)).all()
 
 
-@pytest.mark.skipif(not COMPILED, reason="there are no panels without compiled kernels")
-def test_panels_hold_the_same_numbers() -> None:
-    layer = Conv2d(32, 64, (3, 1))
-    basis = torch.randn(1, 3, 5, *layer.geometry.partition.cell_shape)
-    panels = make_panels(basis.clone())
-    assert panels.shape[-1] * panels.shape[2] == 64
-    assert panels.is_contiguous()
-    assert panels[0, 2, 1, 7, 4, 3] == basis[0, 2, 4, panels.shape[-1] + 3, 7]
-    assert torch.equal(from_panels(panels, layer.geometry), basis)
-
-
-@pytest.mark.parametrize("bits, worst", [(16, 0.501), (24, 1.01)])
-def test_whole_numbers_are_within_a_step_of_what_they_stand_for(bits: int, worst: float) -> None:
-    """Half a step; of 24 bits a float32 cannot tell half a step."""
-    layer = Conv2d(8 * 3, 8 * 2, (2, 1), config=WarehouseConfig(in_ratio=1 / 3, out_ratio=1 / 2)).to(DEVICE)
-    whole = torch.randn(2, 6, 4, 8, 8, 1, 1, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    whole[1, 2, 3] = 0  # whose step is 0
-    whole[0, :, :, 5] = 0  # whose scale is 1
-    whole[1, :, :, 6] *= 1e-5
-    stored = Stored.of(whole, bits)
-    assert (stored.numbers.dtype, stored.low is None) == (torch.int16, bits == 16)
-    assert stored.steps is not None
-    assert stored.scales is not None
-    assert 0.99 < stored.scales[0, 5] < 1.01
-    steps = stored.steps[..., None, None, None, None] * stored.scales[:, None, None, :, None, None, None]
-    assert ((stored.basis(layer.geometry).double() - whole.double()).abs() <= steps.double() * worst).all()
-    assert (steps.amax((1, 2)) <= whole.abs().amax((1, 2, 4), keepdim=True).amax((1, 2)) * 2.1 / 2 ** (bits - 1)).any()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite_stay_what_they_are(value: float) -> None:
-    whole = torch.randn(2, 3, 4, 8, 8)
-    whole[1, 2, 3, 4, 5] = value
-    stored = Stored.of(whole.clone(), 24)
-    assert stored.kind == "basis"
-    assert torch.equal(stored.numbers.nan_to_num(), whole.nan_to_num())
-
-
 @torch.no_grad()
 def test_whole_numbers_take_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernelwarehouse.inference._gain", lambda *asked: 1.0)  # which depends on the machine
@@ -237,6 +198,18 @@ def test_bases_are_laid_out_for_the_batch(compact: bool, monkeypatch: pytest.Mon
             with force("plain"):
                 expected = layer(x)
             assert (layer(x) - expected).abs().max() <= (3e-4 if compact else 1e-5) * expected.abs().max()
+
+
+@torch.no_grad()
+def test_memory_limit_is_kept_where_numbers_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelwarehouse.inference._gain", lambda *asked: 1.0)  # which depends on the machine
+    model = nn.Sequential(_trained(Conv2d(16, 16, 1, config=WarehouseConfig(2)))).to(DEVICE).eval()
+    whole = prepare_inference(model)
+    assert len(whole.layers) == 1
+    model[0].warehouse.cells[0, 0, 0] = float("nan")
+    report = prepare_inference(model, memory_limit=whole.bytes)
+    assert report.bytes <= whole.bytes
+    assert len(report.layers) == len(_prepared(model)) == (0 if COMPILED and DEVICE.type == "cpu" else 1)
 
 
 def test_training_mode_undoes_it() -> None:

@@ -31,7 +31,8 @@ def prepare_inference(
 ) -> Preparation:
     """Make inference with frozen weights faster, with at most `memory_limit` bytes more.
 
-    Outputs change no more than by another order of summation, without `compact`.
+    Outputs stay the same, to within rounding: in bases of compiled layers, a number is off by at most 2^-23 of the
+    largest one of its output channel.
 
     Layers mix through the hidden vector of their attention where that pays for batches of this size (larger ones gain
     more), those that save most for a byte first.
@@ -87,9 +88,12 @@ def prepare_inference(
         layer = layers[name]
         cells = layer.warehouse.cells
         if used + stored_bytes(cells, layer.geometry, layer.attention.shape.units, bits[name]) <= memory_limit:
-            layer.prepared = Prepared.of(layer.attention, cells, layer.geometry, bits[name], panels[name])
+            prepared = Prepared.of(layer.attention, cells, layer.geometry, bits[name], panels[name])
+            if used + prepared.stored.nbytes > memory_limit:  # numbers that are not finite stay as they are
+                continue
+            layer.prepared = prepared
             chosen.append(name)
-            used += layer.prepared.stored.nbytes
+            used += prepared.stored.nbytes
     return Preparation(tuple(chosen), used, batch, compact)
 
 

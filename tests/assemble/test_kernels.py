@@ -216,7 +216,7 @@ def test_outputs_from_bases(shape: Shape, active: float, bits: int | None) -> No
     """
     x, n = shape.x(), min(shape.n, 12)
     stored = Stored.of(_random(shape.groups[0], shape.segments, n, *shape.cell), bits)
-    basis, low, steps = stored.numbers, stored.low, stored.steps
+    basis, low, steps = stored.parts
     whole = basis.double()
     if steps is not None:
         whole = (whole if low is None else 256 * whole + low) * steps[..., None, None]
@@ -259,9 +259,9 @@ def test_how_cells_are_read_changes_no_bit(shape: Shape, ways_of_reading: Callab
         ways_of_reading(across)
         assert _ops().mixes_across() == (across, across)
         outputs = [_ops().forward_taps(x.flatten(2), attention, cells, *shape.tables(), False)]
-        for stored in (Stored.of(basis), Stored.of(basis, 16), Stored.of(basis, 24)):
-            numbers = stored.numbers, stored.low, stored.steps
-            outputs.append(_ops().forward_taps_basis(x.flatten(2), hidden, scale, *numbers, *shape.tables(), False))
+        for bits in (None, 16):  # bases of 24 bits are always read in the same way
+            parts = Stored.of(basis, bits).parts
+            outputs.append(_ops().forward_taps_basis(x.flatten(2), hidden, scale, *parts, *shape.tables(), False))
         if shape.kernel == 1:
             outputs.append(_ops().forward_pointwise(x, attention, cells))
         if shape in SQUARE:

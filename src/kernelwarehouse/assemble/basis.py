@@ -37,7 +37,6 @@ from kernelwarehouse.attention import Attention
 # Assembled numbers alive at once in the pure-PyTorch way, on a CPU.
 _BLOCK = 2 << 20
 
-
 # Samples from which on bases are kept in panels. Fewer leave more units unread, and gain less from the order.
 _SEVERAL = 8
 

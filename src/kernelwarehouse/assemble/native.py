@@ -79,8 +79,7 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
 def forward_basis(x: Tensor, hidden: Tensor, scale: Tensor, stored: Stored, geometry: Geometry) -> Tensor:
     """The same, mixed from bases (see `basis.py`): `hidden` is `[batch, h + 1]`, `scale` is `[batch, m]`."""
     ops = torch.ops.kernelwarehouse
-    weights = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous()
-    mixing = *weights, stored.numbers, stored.low, stored.steps
+    mixing = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous(), *stored.parts
     return stored.scaled(_product(x, ops.forward_pointwise_basis, ops.forward_taps_basis, mixing, geometry))
 
 

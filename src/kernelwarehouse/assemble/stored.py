@@ -3,8 +3,10 @@
 A basis is large, and a few samples wait for it to come from memory. Compiled kernels read one that takes less: whole
 multiples of a step, which every cell of the basis has for itself, in 24 bits or, compact, in 16. Output channels are
 brought to one scale before, so that small ones lose nothing beside large ones, and outputs back to their own at the
-end. A float32 has as many bits of its own as the 24 are, so that outputs change as they do by another order of
-summation. The first 16 of them and the last eight lie in two tensors.
+end. A number of 24 bits is off by at most 2^-23 of the largest one of its output channel: about what float32 itself
+makes of that largest one. Only weights that are thousands of times smaller than others of their output channel, and
+count because their inputs are as much larger, would lose by that. The first 16 bits and the last eight lie in two
+tensors.
 
 Compiled kernels take a basis in one of two orders (`csrc/basis.h`): as it is made, or in panels, in the order in which
 kernels of several positions are multiplied, so that it is read from front to end. A single sample needs half of the
@@ -14,7 +16,7 @@ need nearly all. They compute more for every number that is read, and find those
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,13 +41,16 @@ class Stored:
 
         It stays as it is, too, where some numbers are not finite.
         """
+        if bits not in (None, 16, 24) or (bits == 24 and panels):
+            raise ValueError(f"bits is {bits}; 16, None or, without panels, 24 is wanted")
         found = None if bits is None else _whole_numbers(basis, bits)
         stored = Stored(basis) if found is None else found
-        if not panels:
-            return stored
-        if stored.low is not None:
-            raise ValueError("bases of 24 bits do not come in panels; 16 bits, or numbers as they are, are wanted")
-        return Stored(make_panels(stored.numbers), None, stored.steps, stored.scales, True)
+        return replace(stored, numbers=make_panels(stored.numbers), panels=True) if panels else stored
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """What compiled kernels read."""
+        return self.numbers, self.low, self.steps
 
     @property
     def kind(self) -> str:
@@ -87,7 +92,7 @@ def _whole_numbers(basis: Tensor, bits: int) -> Stored | None:
     largest = torch.linalg.vector_norm(basis, math.inf, (1, 2, *inside))  # of every output channel
     if not largest.isfinite().all():
         return None
-    scales = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)  # powers of 2, which round nothing
+    scales = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent.clamp(max=127))  # which round nothing
     steps, most = basis.new_empty(basis.shape[:3]), 2 ** (bits - 1) - 1
     high = torch.empty_like(basis, dtype=torch.int16)
     low = torch.empty_like(basis, dtype=torch.uint8) if bits == 24 else None

@@ -45,8 +45,7 @@ def forward(x: Tensor, attention: Tensor, cells: Tensor, geometry: Geometry) -> 
 
 def forward_basis(x: Tensor, hidden: Tensor, scale: Tensor, stored: Stored, geometry: Geometry) -> Tensor:
     """The same, mixed from bases, as `native.forward_basis` does."""
-    weights = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous()
-    mixing = *weights, stored.numbers, stored.low, stored.steps
+    mixing = hidden, attention_pairs(scale.unsqueeze(2), geometry).contiguous(), *stored.parts
     return stored.scaled(_product(x, torch.ops.kernelwarehouse.forward_winograd_basis, mixing, geometry))
 
 

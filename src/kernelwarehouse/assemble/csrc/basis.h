@@ -39,10 +39,7 @@ struct AcrossUnits {
       return row + ahead;
     };
     if (ahead)
-      for (Int k = 0; k < depth; ++k) {
-        const Number* next = step(k);
-        for (Int c = 0; c < V * L; c += kLineBytes / sizeof(Number)) __builtin_prefetch(next + c, 0, 2);
-      }
+      for (Int k = 0; k < depth; ++k) fetch(step(k), V * L);
     else
       for (Int k = 0; k < depth; ++k) step(k);
     tile.write(to, false);

@@ -83,7 +83,7 @@ struct Plane {
   template <int T, int L>
   void correlate_columns(const float* padded, const Int* offsets, const float* grad, Int readable, Int x,
                          typename VectorOf<L>::Register (&sums)[T]) const {
-    typename VectorOf<L>::Mask inside;
+    typename VectorOf<L>::Whole inside;
     for (Int lane = 0; lane < L; ++lane) inside[lane] = x + lane < out_width ? -1 : 0;
     for (Int y = 0; y < out_height; ++y) {
       const float* from = padded + y * stride_y * pitch() + x;

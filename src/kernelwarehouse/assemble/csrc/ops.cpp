@@ -60,9 +60,8 @@ TORCH_LIBRARY(kernelwarehouse, library) {
       "Tensor shifts, bool channels_last) -> Tensor");
   library.def("forward_pointwise(Tensor x, Tensor attention, Tensor cells) -> Tensor");
   library.def(
-      "forward_taps_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? low, Tensor? steps, Tensor "
-      "targets, "
-      "int padded_places, Tensor places, Tensor shifts, bool channels_last) -> Tensor");
+      "forward_taps_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? low, Tensor? steps, "
+      "Tensor targets, int padded_places, Tensor places, Tensor shifts, bool channels_last) -> Tensor");
   library.def(
       "forward_pointwise_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? low, Tensor? steps) -> "
       "Tensor");
@@ -74,9 +73,8 @@ TORCH_LIBRARY(kernelwarehouse, library) {
   library.def(
       "forward_winograd(Tensor x, Tensor attention, Tensor cells, int[2] padding, bool channels_last) -> Tensor");
   library.def(
-      "forward_winograd_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? low, Tensor? steps, int[2] "
-      "padding, "
-      "bool channels_last) -> Tensor");
+      "forward_winograd_basis(Tensor x, Tensor hidden, Tensor scale, Tensor basis, Tensor? low, Tensor? steps, "
+      "int[2] padding, bool channels_last) -> Tensor");
   library.def(
       "backward_winograd(Tensor grad, Tensor x, Tensor attention, Tensor cells, int[2] padding, bool wants_input, "
       "Tensor(a!)? total=None) -> (Tensor, Tensor, Tensor)");

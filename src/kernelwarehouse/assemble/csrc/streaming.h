@@ -3,7 +3,8 @@
 // There are two ways to read so much and compute so little, and which is faster is a matter of the processor. One reads
 // along few lines at a time, and what comes next is foreseen by the machine. The other reads across many lines, so that
 // sums stay in registers, and fetches ahead what the machine would not foresee. Both add up in the same order: results
-// are the same to the last bit, so the choice can be made by every process anew.
+// are the same to the last bit, so the choice can be made by every process anew. Split numbers are always read along
+// few lines: for every tile that goes across, they would have to be put together again.
 #pragma once
 
 #include <chrono>
@@ -148,7 +149,6 @@ inline void mix_streamed(const float* weights, Int rows, const std::vector<Sourc
     for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch, columns, 0.0f);
     return;
   }
-  // Split numbers have to be put together for every tile that goes across.
   if constexpr (!std::is_same_v<Source, Split>)
     if (across_lines(rows)) return mix_across_lines(weights, rows, lines, columns, to, to_pitch);
   mix_along_lines(weights, rows, lines, columns, to, to_pitch);

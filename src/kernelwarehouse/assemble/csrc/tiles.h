@@ -44,7 +44,7 @@ struct VectorOf {
   typedef float Register __attribute__((vector_size(L * sizeof(float))));  // for arrays that functions are handed
   typedef int16_t Shorts __attribute__((vector_size(L * sizeof(int16_t)), aligned(2), may_alias));
   typedef uint8_t Bytes __attribute__((vector_size(L * sizeof(uint8_t)), aligned(1), may_alias));
-  typedef int32_t Mask __attribute__((vector_size(L * sizeof(int32_t))));
+  typedef int32_t Whole __attribute__((vector_size(L * sizeof(int32_t))));
 };
 template <int L>
 using Vector = typename VectorOf<L>::Numbers;
@@ -55,37 +55,46 @@ inline Vector<L> load(const float* from) {
   return *reinterpret_cast<const Vector<L>*>(from);
 }
 
-// Numbers of 16 or 8 bits as ones of 32. This is one instruction, which GCC 12 does not find by itself: it takes
-// vectors apart, bytes one by one.
+// Numbers of 16 bits, or of 24 whose last eight lie apart, as ones of 32. Some processors have instructions for it,
+// which GCC 12 does not find by itself: it takes vectors apart, bytes one by one.
 template <int L>
-inline typename VectorOf<L>::Mask widen(const int16_t* from) {
+inline typename VectorOf<L>::Whole widen(const int16_t* from) {
 #ifdef __AVX512F__
   if constexpr (L == 16)
-    return reinterpret_cast<typename VectorOf<L>::Mask>(
-        _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+    return (typename VectorOf<L>::Whole)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)from));
 #endif
 #ifdef __AVX2__
   if constexpr (L == 8)
-    return reinterpret_cast<typename VectorOf<L>::Mask>(
-        _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+    return (typename VectorOf<L>::Whole)_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)from));
 #endif
   return __builtin_convertvector(*reinterpret_cast<const typename VectorOf<L>::Shorts*>(from),
-                                 typename VectorOf<L>::Mask);
+                                 typename VectorOf<L>::Whole);
 }
 template <int L>
-inline typename VectorOf<L>::Mask widen(const uint8_t* from) {
+inline typename VectorOf<L>::Whole widen(const int16_t* high, const uint8_t* low) {
 #ifdef __AVX512F__
   if constexpr (L == 16)
-    return reinterpret_cast<typename VectorOf<L>::Mask>(
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+    return widen<L>(high) * 256 +
+           (typename VectorOf<L>::Whole)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)low));
 #endif
 #ifdef __AVX2__
   if constexpr (L == 8)
-    return reinterpret_cast<typename VectorOf<L>::Mask>(
-        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+    return widen<L>(high) * 256 +
+           (typename VectorOf<L>::Whole)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)low));
 #endif
-  return __builtin_convertvector(*reinterpret_cast<const typename VectorOf<L>::Bytes*>(from),
-                                 typename VectorOf<L>::Mask);
+  // Side by side: a zero, the last eight bits and the 16 before them (of little-endian numbers).
+  using Bytes = VectorOf<8>::Bytes;
+  using Shorts = VectorOf<8>::Shorts;
+  typename VectorOf<L>::Whole whole;
+  for (int first = 0; first < L; first += 8) {
+    const auto eight = *reinterpret_cast<const Bytes*>(low + first);
+    const auto end = (Shorts)__builtin_shufflevector(eight, Bytes{}, 8, 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7);
+    const auto begin = *reinterpret_cast<const Shorts*>(high + first);
+    const Shorts joined[2] = {__builtin_shufflevector(end, begin, 0, 8, 1, 9, 2, 10, 3, 11),
+                              __builtin_shufflevector(end, begin, 4, 12, 5, 13, 6, 14, 7, 15)};
+    std::memcpy(reinterpret_cast<int32_t*>(&whole) + first, joined, sizeof joined);
+  }
+  return whole >> 8;
 }
 
 template <int L = kLanes>
@@ -103,7 +112,7 @@ struct Split {
 };
 template <int L = kLanes>
 inline Vector<L> load(Split from) {
-  return __builtin_convertvector(widen<L>(from.high) * 256 + widen<L>(from.low), Vector<L>);
+  return __builtin_convertvector(widen<L>(from.high, from.low), Vector<L>);
 }
 
 // Numbers from `from` on come nearer.
