@@ -66,34 +66,38 @@ class WinogradImages {
   // Some rows of tiles, whose inputs, and gradients of inputs, begin at `in`.
   void go_through_strip(Int in, const float* grad, const Block& block, Int row, Int rows, Scratch& scratch) {
     const Int tiles = rows * tiling_.across, ins = block.ins, width = block.width;
-    const Int in_pitch = point_pitch(tiles * ins), grad_pitch = point_pitch(tiles * width);
+    const Int in_pitch = point_pitch(tiles * tile_pitch(ins)), grad_pitch = point_pitch(tiles * tile_pitch(width));
     scratch.inputs.resize(kPoints * in_pitch);
     scratch.grads.resize(kPoints * grad_pitch);
     tiling_.for_tiles(row, rows, [&](Int tile, Int down, Int across) {
       transform<InputToPoints>(tiling_.input_of<const float>(x_rows_.data() + in, x_pitch_, down, across),
-                               points(scratch.inputs.data() + tile * ins, in_pitch), ins);
+                               points(scratch.inputs.data() + tile * tile_pitch(ins), in_pitch), ins);
       transform<OutputGradientToPoints>(tiling_.output_of(grad, grad_pitch_, down, across),
-                                        points(scratch.grads.data() + tile * width, grad_pitch), width);
+                                        points(scratch.grads.data() + tile * tile_pitch(width), grad_pitch), width);
     });
     find_kernel_gradient(block, tiles, row > 0, scratch);
     if (!call_.wants_input) return;
     find_input_gradient(block, tiles, scratch);
     tiling_.for_tiles(row, rows, [&](Int tile, Int down, Int across) {
-      transform<PointsToInputGradient>(points<const float>(scratch.grad_inputs.data() + tile * ins, in_pitch),
-                                       tiling_.input_of(grad_x_rows_.data() + in, x_pitch_, down, across), ins, true);
+      transform<PointsToInputGradient>(
+          points<const float>(scratch.grad_inputs.data() + tile * tile_pitch(ins), in_pitch),
+          tiling_.input_of(grad_x_rows_.data() + in, x_pitch_, down, across), ins, true);
     });
   }
+
+  // From a tile to the next. Products go through a panel of all tiles, which must not fall on few places of a cache.
+  static Int tile_pitch(Int channels) { return channels > kWide ? channels + kLine : channels; }
 
   // At every point: grads' [channels][tiles] x inputs [tiles][in channels], as a block of kernels lies.
   void find_kernel_gradient(const Block& block, Int tiles, bool add, Scratch& scratch) const {
     std::vector<Int> lines(tiles);
-    for (Int tile = 0; tile < tiles; ++tile) lines[tile] = tile * block.ins;
+    for (Int tile = 0; tile < tiles; ++tile) lines[tile] = tile * tile_pitch(block.ins);
     for (Int point = 0; point < kPoints; ++point) {
-      const float* inputs = scratch.inputs.data() + point * point_pitch(tiles * block.ins);
-      const float* grads = scratch.grads.data() + point * point_pitch(tiles * block.width);
+      const float* inputs = scratch.inputs.data() + point * point_pitch(tiles * tile_pitch(block.ins));
+      const float* grads = scratch.grads.data() + point * point_pitch(tiles * tile_pitch(block.width));
       float* to = scratch.grad_kernels.data() + point * point_pitch(block.width * block.ins);
       for_panels(block.ins, [&](Int c, Int columns) {
-        const AcrossRows product{tiles, inputs + c, lines.data(), block.width};
+        const AcrossRows product{tiles, inputs + c, lines.data(), tile_pitch(block.width)};
         for_row_tiles(block.width, [&](Int o, Int tall) {
           const auto targets = starts(tall, [&](Int r) { return to + c * block.width + (o + r) * columns; });
           multiply_tile(product, tall, columns, grads + o, targets, add);
@@ -104,14 +108,15 @@ class WinogradImages {
 
   // At every point: grads [tiles][channels] x kernels [channels][in channels].
   void find_input_gradient(const Block& block, Int tiles, Scratch& scratch) const {
-    const Int in_pitch = point_pitch(tiles * block.ins);
+    const Int in_pitch = point_pitch(tiles * tile_pitch(block.ins));
     scratch.grad_inputs.resize(kPoints * in_pitch);
     for (Int point = 0; point < kPoints; ++point)
       for_panels(block.ins, [&](Int c, Int columns) {
         const float* kernels = scratch.kernels.data() + point * point_pitch(block.width * block.ins);
         const AlongRows product{block.width, kernels + c * block.width, columns};
-        multiply_panel(product, scratch.grads.data() + point * point_pitch(tiles * block.width), block.width, tiles,
-                       columns, scratch.grad_inputs.data() + point * in_pitch + c, block.ins);
+        multiply_panel(product, scratch.grads.data() + point * point_pitch(tiles * tile_pitch(block.width)),
+                       tile_pitch(block.width), tiles, columns, scratch.grad_inputs.data() + point * in_pitch + c,
+                       tile_pitch(block.ins));
       });
   }
 

@@ -38,7 +38,7 @@ struct WinogradBlocks {
     whole = ins < layer.cell_in || layer.segments > 9;
     narrow([&] { return width * ins > most || (whole && kPoints * tiling.down * tiling.across * width > kBlock); });
     blocks = (layer.cell_out + width - 1) / width;
-    mixed_ins = mixed_together(mixer, width);
+    mixed_ins = mixed_together(mixer, std::min(width, kWide));
     pitch = width * layer.cell_in + kWide;
     together = std::min(pairs, std::max<Int>(1, 2 * kBlock / (layer.segments * pitch)));
     strip = tiling.rows_together(kPoints * std::max(ins, width));
@@ -57,8 +57,9 @@ class WinogradProduct {
         sums_((blocks.whole ? (tiling.down + blocks.strip - 1) / blocks.strip : 1) * sums_size()),
         outputs_(2 * blocks.strip * tiling.output_pitch() * blocks.width) {}
 
-  // x: rows of the padded grid; mixed: [segment][input channel][output channel]. done(first line, lines, [line][place]
-  // [output channel]) is called for every strip of the output, whose lines have tiling.output_pitch() places.
+  // x: rows of the padded grid; mixed: [segment][panel of output channels][input channel][channel of the panel].
+  // done(first line, lines, [line][place][output channel]) is called for every strip of the output, whose lines have
+  // tiling.output_pitch() places.
   template <class Done>
   void multiply(const float* x, Int x_pitch, const float* mixed, Int width, const Done& done) {
     const Int groups = layer_.segments / 9;
@@ -66,9 +67,11 @@ class WinogradProduct {
       for (Int in = 0; in < layer_.cell_in; in += blocks_.ins) {
         const Int ins = blocks_.ins;  // of which a cell has some times as many
         const bool first = group == 0 && in == 0, last = group == groups - 1 && in + ins == layer_.cell_in;
-        transform<KernelToPoints>(
-            {mixed + group * blocks_.pitch + in * width, 3 * groups * blocks_.pitch, groups * blocks_.pitch},
-            points(kernels_.data(), point_pitch(ins * width)), ins * width);
+        for_panels(width, [&](Int column, Int columns) {
+          const float* from = mixed + group * blocks_.pitch + column * layer_.cell_in + in * columns;
+          transform<KernelToPoints>({from, 3 * groups * blocks_.pitch, groups * blocks_.pitch},
+                                    points(kernels_.data() + column * ins, point_pitch(ins * width)), ins * columns);
+        });
         for (Int row = 0; row < tiling_.down; row += blocks_.strip) {
           const Int rows = std::min(blocks_.strip, tiling_.down - row);
           multiply_strip(x + group * layer_.cell_in + in, x_pitch, ins, width, row, rows, !first);
@@ -90,7 +93,7 @@ class WinogradProduct {
     });
     for (Int point = 0; point < kPoints; ++point)
       for_panels(width, [&](Int column, Int columns) {
-        const AlongRows product{ins, kernels_.data() + point * point_pitch(ins * width) + column, width};
+        const AlongRows product{ins, kernels_.data() + point * point_pitch(ins * width) + column * ins, columns};
         multiply_panel(product, inputs_.data() + point * point_pitch(tiles * ins), ins, tiles, columns,
                        sums(row) + point * point_pitch(tiles * width) + column, width, add);
       });
@@ -163,8 +166,11 @@ Tensor multiply_winograd(const Mixer& all, const Tensor& x, at::IntArrayRef padd
         const Int pair_begin = task % runs.runs * runs.run, pair_end = std::min(pairs, pair_begin + runs.run);
         for (Int pair = pair_begin; pair < pair_end; pair += blocks.together) {
           const Int some = std::min(blocks.together, pair_end - pair);
-          for (Int c = 0; c < layer.cell_in; c += blocks.mixed_ins)
-            mixer(pair, some, Block{first, count, c, blocks.mixed_ins}, mixed.data() + c * count, blocks.pitch, packed);
+          for_panels(count, [&](Int column, Int columns) {
+            for (Int c = 0; c < layer.cell_in; c += blocks.mixed_ins)
+              mixer(pair, some, Block{first + column, columns, c, blocks.mixed_ins},
+                    mixed.data() + column * layer.cell_in + c * columns, blocks.pitch, packed);
+          });
           for (Int i = pair; i < pair + some; ++i) {
             const Int sample = i / layer.out_groups, channel = i % layer.out_groups * layer.cell_out + first;
             float* to = y_data + (start + sample) * out * positions + channel * (channels_last ? 1 : positions);
