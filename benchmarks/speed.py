@@ -4,7 +4,8 @@ Without arguments, the cases that the project has targets for, which takes about
 ours`). With `--preset`, any network, mode and batch.
 
 Static and ours take turns in one process. The static network is also measured alone, in a process of its own, as
-whatever runs beside it costs it time; the smaller of its two medians is what all are compared with. The plain
+whatever runs beside it costs it time; the smaller of its two medians is what all are compared with. That process takes
+its turns among the others: what else a machine does changes within minutes, and should hit all alike. The plain
 definition follows in a few rounds, for information: among the others it would slow down both.
 
 Every way does two whole steps first that are not counted, so that what is done on first use (memory is mapped, kernels
@@ -14,10 +15,12 @@ has nothing to choose.
 
 import argparse
 import gc
-import json
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,30 +45,42 @@ CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 WARM_UPS = 2
 PLAIN_ROUNDS = 3
 
+ALONE = "static alone"
+
 Times = dict[str, list[float]]
 
 
-def interleave(runs: dict[str, Callable[[], None]], seconds: float, fewest: int, clock: str = "wall") -> Times:
+def interleave(
+    runs: dict[str, Callable[[], None]],
+    seconds: float,
+    fewest: int,
+    clock: str = "wall",
+    elsewhere: Mapping[str, Callable[[], float]] | None = None,
+) -> Times:
     """Times of each, taken in turns, so that what else the machine does hits all alike, after `WARM_UPS` steps of each.
 
     Every other round runs backwards: what comes right after another finds caches and heap as that has left them, and
     this should hit the first and the last alike. The processor's clock counts what all threads have computed, and not
-    what they waited for a shared machine.
+    what they waited for a shared machine. What runs elsewhere says itself how long it took.
     """
-    now = CLOCKS[clock]
     for _ in range(WARM_UPS):
         for run in runs.values():
             run()
-    times: Times = {way: [] for way in runs}
+    turns = {way: partial(_seconds, run, CLOCKS[clock]) for way, run in runs.items()} | dict(elsewhere or {})
+    times: Times = {way: [] for way in turns}
     end = time.perf_counter() + seconds
-    order = list(runs)
+    order = list(turns)
     while len(times[order[0]]) < fewest or time.perf_counter() < end:
         for way in order:
-            start = now()
-            runs[way]()
-            times[way].append(now() - start)
+            times[way].append(turns[way]())
         order.reverse()
     return times
+
+
+def _seconds(run: Callable[[], None], now: Callable[[], float]) -> float:
+    start = now()
+    run()
+    return now() - start
 
 
 def few(run: Callable[[], None], seconds: float, most: int, clock: str = "wall") -> list[float]:
@@ -75,9 +90,7 @@ def few(run: Callable[[], None], seconds: float, most: int, clock: str = "wall")
     times: list[float] = []
     end = time.perf_counter() + seconds
     while not times or (len(times) < most and time.perf_counter() < end):
-        start = now()
-        run()
-        times.append(now() - start)
+        times.append(_seconds(run, now))
     return times
 
 
@@ -88,9 +101,11 @@ def take_turns(
     clock: str,
     plain_rounds: int = PLAIN_ROUNDS,
     before_plain: Callable[[], None] = lambda: None,
+    elsewhere: Mapping[str, Callable[[], float]] | None = None,
 ) -> Times:
     """Times of the ways: those that are compared in turns, and the plain definition after them."""
-    times = interleave({way: run for way, run in runs.items() if way != "plain"}, seconds, fewest, clock)
+    compared = {way: run for way, run in runs.items() if way != "plain"}
+    times = interleave(compared, seconds, fewest, clock, elsewhere)
     before_plain()  # layers remember their last call
     if "plain" in runs:
         times["plain"] = few(runs["plain"], seconds, plain_rounds, clock)
@@ -114,21 +129,30 @@ def summary(times: Times, alone: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def static_alone(case: Case, chosen: argparse.Namespace) -> list[float]:
-    """Times of the static network in a process of its own."""
+def static_alone(case: Case, chosen: argparse.Namespace) -> AbstractContextManager[Callable[[], float]]:
+    """A process that says how long a step of the static network takes whenever it is asked."""
     options = [*case.options(), "--threads", str(chosen.threads), "--clock", chosen.clock]
-    options += ["--seconds", str(chosen.seconds), "--rounds", str(chosen.rounds)]
-    return child.ask("speed", ["--static-alone", *options])["seconds"]
+    return child.partner("speed", ["--static-alone", *options])
 
 
-def static_in_this_process(case: Case, chosen: argparse.Namespace) -> list[float]:
+def answer_with_static_times(case: Case, clock: str) -> None:
+    """Be that process: after a step that brings back what others have driven out of the caches."""
     torch.manual_seed(0)
     run = runner(static_network(case.preset, case.classes), "static", case.mode, case.batch, case.image, case.classes)
-    return interleave({"static": run}, chosen.seconds / 2, chosen.rounds, chosen.clock)["static"]
+    for _ in range(WARM_UPS):
+        run()
+    for _ in sys.stdin:
+        run()
+        print(_seconds(run, CLOCKS[clock]), flush=True)
 
 
 def measure(case: Case, chosen: argparse.Namespace) -> dict[str, Any]:
-    alone = static_alone(case, chosen)
+    with static_alone(case, chosen) as alone:
+        alone()  # when it answers, it is ready and will do nothing while others are measured
+        return measure_beside(alone, case, chosen)
+
+
+def measure_beside(alone: Callable[[], float], case: Case, chosen: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     static, converted = static_network(case.preset, case.classes), converted_network(case.preset, case.classes)
     models = {"static": static, "plain": converted, "ours": converted}
@@ -138,10 +162,16 @@ def measure(case: Case, chosen: argparse.Namespace) -> dict[str, Any]:
     prepared = kw.prepare_inference(converted, case.prepared, case.batch, case.compact) if case.prepared else None
     routes: dict[str, int] = {}
     times = take_turns(
-        runs, chosen.seconds, chosen.rounds, chosen.clock, before_plain=lambda: routes.update(ways_taken(converted))
+        runs,
+        chosen.seconds,
+        chosen.rounds,
+        chosen.clock,
+        before_plain=lambda: routes.update(ways_taken(converted)),
+        elsewhere={ALONE: alone},
     )
     facts = {**case.facts(), "prepared": str(prepared) if prepared else None, "routes": routes}
-    return {**facts, **summary(times, alone)}
+    times_alone = times.pop(ALONE)
+    return {**facts, **summary(times, times_alone)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -150,14 +180,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     add_arguments(parser, MODES, [1, 16])
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="processor: where others use the machine")
-    parser.add_argument("--seconds", type=float, default=6, help="time for a case, at least; half for static alone")
+    parser.add_argument("--seconds", type=float, default=6, help="time for a case, at least")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of a case, at least")
     parser.add_argument("--static-alone", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     cases = chosen_cases(chosen, SPEED)
     if chosen.static_alone:
-        print(json.dumps({"seconds": static_in_this_process(cases[0], chosen)}))
+        answer_with_static_times(cases[0], chosen.clock)
         return
     facts = {**results.machine(chosen.threads), "clock": chosen.clock}
     kept = chosen.out or len(cases) == len(SPEED)

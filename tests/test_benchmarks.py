@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_what_is_done_on_first_use_is_not_counted() -> None:
 
 def test_speed_writes_ratios_of_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(speed, "static_alone", lambda case, _: asked.append(case.name) or [0.001, 0.5])
+    monkeypatch.setattr(speed, "static_alone", lambda case, _: asked.append(case.name) or nullcontext(lambda: 0.001))
     out = tmp_path / "speed.json"
     speed.main([*PRESET, "--mode", "inference", "training", "--seconds", "0", "--rounds", "1", "--out", str(out)])
     written = json.loads(out.read_text())
@@ -163,7 +164,8 @@ def test_speed_writes_ratios_of_what_it_measured(tmp_path: Path, monkeypatch: py
     for row in written["rows"]:
         taken = row["milliseconds"]
         assert taken["static"] == min(row["static milliseconds"].values())
-        assert row["rounds"] == {"static": 1, "plain": 1, "ours": 1, "static alone": 2}
+        assert row["rounds"] == {"static": 1, "plain": 1, "ours": 1, "static alone": 1}
+        assert row["static milliseconds"]["alone"] == 1
         assert sum(row["routes"].values()) == 8  # layers of ours
         assert "plain" not in row["routes"]
         for way in ("plain", "ours"):
@@ -181,8 +183,21 @@ def test_speed_measures_the_static_network_alone_in_a_process_of_its_own(tmp_pat
 
 
 def test_a_process_that_fails_says_why() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)benchmarks.speed --only nothing failed:.*no case has 'nothing'"):
+    said = r"(?s)benchmarks.speed --only nothing failed:.*no case has 'nothing'"
+    with pytest.raises(RuntimeError, match=said):
         child.ask("speed", ["--only", "nothing"])
+    with child.partner("speed", ["--only", "nothing"]) as ask:
+        for _ in range(2):  # it may end before it is asked, or after
+            with pytest.raises(RuntimeError, match=said):
+                ask()
+
+
+def test_what_runs_elsewhere_takes_its_turns() -> None:
+    calls: list[str] = []
+    runs = {way: lambda way=way: calls.append(way) for way in ("static", "ours")}
+    times = speed.interleave(runs, 0, 3, elsewhere={speed.ALONE: lambda: calls.append("alone") or 7.0})
+    assert times[speed.ALONE] == [7.0] * 3
+    assert calls[4:] == ["static", "ours", "alone", "alone", "ours", "static", "static", "ours", "alone"]
 
 
 def test_memory_takes_each_way_in_a_process_of_its_own(tmp_path: Path) -> None:
