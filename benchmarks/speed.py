@@ -1,6 +1,6 @@
 """Time of a step: static network, ours, and the plain definition (how the published code works).
 
-Without arguments, the cases that the project has targets for, which takes about 26 minutes (13 with `--ways static
+Without arguments, the cases that the project has targets for, which takes about half an hour (less with `--ways static
 ours`). With `--preset`, any network, mode and batch.
 
 Static and ours take turns in one process. The static network is also measured alone, in a process of its own, as
