@@ -217,7 +217,7 @@ def test_every_strategy_agrees_where_training_begins(budget: str | int, low_rank
                 assert error <= 2e-5 * expected.abs().max(), (way, name)
     # Half cells are too narrow for the compiled kernels, which are the CPU's.
     compiled = COMPILED and DEVICE.type == "cpu" and budget != "1/2"
-    assert used == STRATEGIES.keys() - (set() if compiled else {"native", "depthwise", "rows", "winograd"})
+    assert used == STRATEGIES.keys() - (set() if compiled else {"native", "depthwise", "rows", "planes", "winograd"})
 
 
 @pytest.mark.parametrize("low_rank", [None, 0.5])

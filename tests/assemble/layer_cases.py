@@ -90,12 +90,12 @@ def pointwise_cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def rows_cases(draw: st.DrawFn) -> Case:
-    """Layers of one kernel position that the compiled kernels take."""
+def rows_cases(draw: st.DrawFn, *, largest: int = 5) -> Case:
+    """Layers of one kernel position that the compiled kernels take, on images of up to so many places a side."""
     axes, wide = draw(st.integers(1, 3)), st.sampled_from([8, 16, 24, 40])
     cell = draw(wide), draw(wide)
     shape = cell[0] * draw(st.integers(1, 3)), cell[1] * draw(st.integers(1, 3))
-    stride, space = (tuple(draw(st.integers(1, most)) for _ in range(axes)) for most in (2, 5))
+    stride, space = (tuple(draw(st.integers(1, most)) for _ in range(axes)) for most in (2, largest if axes < 3 else 5))
     geometry = Geometry(Partition((*shape, *[1] * axes), (*cell, *[1] * axes)), stride, (0,) * axes, (1,) * axes)
     return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
 
@@ -126,11 +126,12 @@ CASES: dict[str, st.SearchStrategy[Case]] = {
     "native": cases(native=True),
     "depthwise": depthwise_cases(),
     "rows": rows_cases(),
+    "planes": rows_cases(largest=40),
     "winograd": winograd_cases(),
 }
 """Name of a strategy that mixes with attentions -> layers that it can evaluate."""
 
-NEEDS_COMPILER = ("native", "depthwise", "rows", "winograd")
+NEEDS_COMPILER = ("native", "depthwise", "rows", "planes", "winograd")
 EVERYWHERE = [name for name in CASES if name not in NEEDS_COMPILER]
 """Strategies for every device and type."""
 

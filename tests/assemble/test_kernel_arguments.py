@@ -88,6 +88,13 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         | TABLES
         | {"dense": True, "wants_input": True, "total": torch.zeros(CELLS, CELL, CELL)},
     ),
+    "planes backward": (
+        "backward_planes",
+        {"grad": torch.randn(BATCH, GROUPS * CELL, 3, 4)}
+        | X
+        | {"attention": torch.randn(BATCH, GROUPS, 1, CELLS), "cells": torch.randn(CELLS, CELL, CELL)}
+        | {"wants_input": True, "total": torch.zeros(CELLS, CELL, CELL)},
+    ),
     "winograd": (
         "forward_winograd",
         X

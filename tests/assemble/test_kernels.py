@@ -102,6 +102,14 @@ SHAPES = [
     Shape((16, 8), 4, kernel=1, padding=0, space=(1, 59)),
 ]
 POINTWISE = [shape for shape in SHAPES if shape.kernel == 1]
+# Images in several parts, of which the last ends within a vector; parts of a batch; kernels in several blocks.
+PLANES = [
+    *(shape for shape in POINTWISE if shape.stride == 1),
+    Shape((8, 8), 3, kernel=1, padding=0, groups=(2, 1), space=(1, LEVEL2 // 32 + 37)),
+    Shape((24, 16), 3, kernel=1, padding=0, groups=(1, 2), space=(LEVEL2 // 2560, 45)),
+    Shape((8, 8), 5, batch=13, kernel=1, padding=0, groups=(6, 6), space=(5, 7)),
+    Shape((128, 64), 30, batch=200, kernel=1, padding=0, space=(2, 2)),
+]
 # For Winograd's transform, with sizes that follow the cache which work is cut to: images in strips, of which the last
 # may be shorter; kernels of which some input channels are transformed at a time, and the sums of several strips wait
 # for the others; blocks of channels of which the last is narrower; several runs of pairs; several parts of a batch.
@@ -199,6 +207,24 @@ def test_gradients_by_winograd(shape: Shape) -> None:
         _assert_close(total, exact[2] + 1, shape.tolerance)
 
 
+@pytest.mark.parametrize("shape", PLANES, ids=str)
+def test_gradients_by_planes(shape: Shape) -> None:
+    x, (attention, cells) = shape.x(), shape.mixing()
+    leaves = _doubles(x, attention, cells)
+    out = shape.plain(leaves[0], _mixed(*leaves[1:]))
+    grad = _random(*out.shape)
+    exact = torch.autograd.grad(out, leaves, grad.double())
+    for wants_input in (False, True):
+        got = _ops().backward_planes(grad, x, attention, cells, wants_input)
+        if wants_input:
+            _assert_close(got[0], exact[0], shape.tolerance)
+        _assert_close(got[1], exact[1], shape.tolerance)
+        _assert_close(got[2], exact[2], shape.tolerance)
+        total = torch.ones_like(cells)
+        assert _ops().backward_planes(grad, x, attention, cells, wants_input, total)[2] is None
+        _assert_close(total, exact[2] + 1, shape.tolerance)
+
+
 @pytest.mark.parametrize("shape", POINTWISE, ids=str)
 def test_outputs_of_one_kernel_position(shape: Shape) -> None:
     x, (attention, cells) = shape.x(), shape.mixing()
@@ -293,7 +319,7 @@ def test_other_width() -> None:
     """What this machine would not choose is compiled and tested as well: everything here, and random layers."""
     other = {8: "16", 16: "8"}[_ops().lanes()]
     files = [str(HERE / f"test_{name}.py") for name in ("kernels", "kernel_arguments", "strategies", "branch")]
-    tests = [*files, "-k", "kernel or branch or native or depthwise or rows or winograd"]
+    tests = [*files, "-k", "kernel or branch or native or depthwise or rows or planes or winograd"]
     said = _run_as(other, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-rp", *tests)
     # Where there are no kernels, tests are skipped: this one has to have found those of the other width.
     assert f"::{test_width_is_what_the_environment_asks_for.__name__}\n" in said.partition("short test summary")[2]

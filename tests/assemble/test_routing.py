@@ -19,6 +19,7 @@ from kernelwarehouse.assemble import (
     grouped,
     measure,
     native,
+    planes,
     route,
     route_table,
     routing,
@@ -126,12 +127,21 @@ def test_rows_are_not_for_what_native_does_the_same_way() -> None:
     assert "its kernel is (3, 3)" in (rows.obstacle(x, three) or "")
 
 
+@pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels here")
+def test_planes_are_for_kernels_of_one_position_whose_channels_are_not_last() -> None:
+    x, one, three = torch.zeros(2, 16, 8, 8), _geometry(32, 16, 1, (16, 16)), _geometry(32, 16, 3, (16, 16))
+    assert planes.obstacle(x, one) is None
+    assert "channels are last" in (planes.obstacle(x.to(memory_format=torch.channels_last), one) or "")
+    assert "its kernel is (3, 3)" in (planes.obstacle(x, three) or "")
+
+
 @pytest.mark.parametrize(
     ("way", "geometry"),
     [
         ("native", _geometry(32, 16, 3, (16, 16))),
         ("winograd", _geometry(32, 16, 3, (16, 16))),
         ("rows", _geometry(32, 16, 1, (16, 16))),
+        ("planes", _geometry(32, 16, 1, (16, 16))),
         ("depthwise", _geometry(16, 1, 3, (8, 1), groups=16)),
     ],
 )
@@ -171,6 +181,11 @@ def test_a_backward_that_two_have_in_common_is_named_after_the_first() -> None:
     assert choose(times, Choice("pointwise", "pointwise"), STRATEGIES) == Choice("rows", "native")
 
 
+def test_a_forward_that_two_have_in_common_is_named_after_the_first() -> None:
+    times = _times({"native": 1.0, "pointwise": 2.0}, {"native": 1.0, "planes": 0.5, "pointwise": 2.0})
+    assert choose(times, Choice("pointwise", "pointwise"), STRATEGIES) == Choice("native", "planes")
+
+
 def test_what_is_hardly_faster_does_not_take_the_place_of_the_usual() -> None:
     assert choose(_times({"native": 1.0, "grouped": 0.97}), Choice("native"), STRATEGIES) == Choice("native")
 
@@ -189,7 +204,10 @@ def test_factors_are_mixed_where_both_ways_together_win() -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     ("kernel", "everywhere", "compiled"),
-    [(3, {"grouped", "matmul"}, {"native", "winograd"}), (1, {"grouped", "matmul", "pointwise"}, {"native", "rows"})],
+    [
+        (3, {"grouped", "matmul"}, {"native", "winograd"}),
+        (1, {"grouped", "matmul", "pointwise"}, {"native", "planes", "rows"}),
+    ],
 )
 def test_every_candidate_is_measured_once_and_the_choice_kept(
     measuring: Path,
@@ -211,9 +229,13 @@ def test_every_candidate_is_measured_once_and_the_choice_kept(
     assert layer.route is not None
     assert layer.route.reason.startswith("measured: forward ")
     assert ("; backward " in layer.route.reason) == training
-    if training:  # what two have in common, once
-        timed = layer.route.reason.partition("; backward ")[2].removesuffix(" ms").split(", ")
-        assert {each.split()[0] for each in timed} == names - {"rows"}
+    # What two have in common, once.
+    forward, _, backward = (
+        layer.route.reason.removeprefix("measured: forward ").removesuffix(" ms").partition("; backward ")
+    )
+    assert {each.split()[0] for each in forward.split(", ")} == names - {"planes"}
+    if training:
+        assert {each.split()[0] for each in backward.split(", ")} == names - {"rows"}
     [(key, choice)] = route_table.read(measuring).items()
     assert key.endswith("training" if training else "inference")
     assert (choice.forward, choice.backward) == (layer.route.forward, layer.route.backward)

@@ -120,6 +120,24 @@ def test_depthwise_gradients_of_kernels_know_no_numbers_from_outside(stride: int
     assert torch.equal(*finite)
 
 
+@pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels here")
+@pytest.mark.parametrize("place", [0, 3, 15, 18, 20])
+def test_gradients_along_planes_know_no_numbers_of_other_channels(place: int) -> None:
+    """Nor does the end of an image, which fills no vector, count anything twice."""
+    geometry = Geometry(Partition((16, 16, 1), (8, 8, 1)), (1,), (0,), (1,))
+    x, attention, cells = Case(geometry, 2, 5, (21,), seed=0).tensors(torch.float32)
+    x[0, 3, place] = torch.inf
+    finite = []
+    for way in ("plain", "planes"):
+        leaf = attention.clone().requires_grad_()
+        with force(way):
+            evaluate(x, leaf, cells, geometry).sum().backward()
+        assert leaf.grad is not None
+        finite.append(leaf.grad.isfinite())
+    assert finite[0].any()
+    assert torch.equal(*finite)
+
+
 @pytest.mark.parametrize("place", [(1, 2), (-1, -1)])
 @pytest.mark.parametrize("shared", [1, 2])
 @pytest.mark.parametrize("stride, dilation", [((1, 1), 1), ((2, 2), 1), ((1, 1), 2), ((2, 2), 2), ((1, 2), 1)])

@@ -1,6 +1,6 @@
 """Timing the ways to evaluate a layer on the input at hand, and choosing among them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,10 +48,11 @@ def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: 
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         x, cells, watch = x.detach(), cells.detach(), Watch()
         calls = {strategy.name: _Call.of(strategy, x, cells, question) for strategy in candidates}
-        forward = best_times({name: call.forward for name, call in calls.items()}, x.device)
+        different = _different(calls, lambda strategy: strategy.forward)
+        forward = best_times({name: call.forward for name, call in different.items()}, x.device)
         backward = {}
         if question.training:
-            different = _different_backwards(calls)
+            different = _different(calls, lambda strategy: strategy.backward)
             grads = {name: torch.ones_like(call.forward()) for name, call in different.items()}
             give_back()
             backward = best_times(
@@ -100,11 +101,11 @@ class _Call:
         self.strategy.backward(grad, *self.tensors, self.geometry, wants_input)
 
 
-def _different_backwards(calls: Mapping[str, _Call]) -> dict[str, _Call]:
-    """Of those that differ in forward alone, the first."""
+def _different(calls: Mapping[str, _Call], half: Callable[[Strategy], object]) -> dict[str, _Call]:
+    """Of those that have this half in common, the first."""
     first: dict[object, str] = {}
     for name, call in calls.items():
-        first.setdefault(call.strategy.backward, name)
+        first.setdefault(half(call.strategy), name)
     return {name: calls[name] for name in first.values()}
 
 
@@ -114,17 +115,18 @@ def choose(times: Times, usual: Choice, strategies: Mapping[str, Strategy]) -> C
     Forward and backward of strategies that mix with attentions can be combined at will; those that mix with their
     factors go together.
     """
-    free = [name for name in times.forward if strategies[name].mixing != "factors"]
+
+    def free(part: Mapping[str, float]) -> list[str]:
+        return [name for name in part if strategies[name].mixing != "factors"]
+
     best = Choice(
-        _least(times.forward, free, usual.forward),
-        _least(times.backward, [name for name in free if name in times.backward], usual.backward)
-        if times.backward
-        else None,
+        _least(times.forward, free(times.forward), usual.forward),
+        _least(times.backward, free(times.backward), usual.backward) if times.backward else None,
     )
     total = _total(times, best)
     for name in times.forward:
         together = Choice(name, name if times.backward else None)
-        if name not in free and _total(times, together) < _WIN * total:
+        if strategies[name].mixing == "factors" and _total(times, together) < _WIN * total:
             best, total = together, _total(times, together)
     return best
 

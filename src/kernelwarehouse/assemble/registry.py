@@ -7,6 +7,7 @@ from kernelwarehouse.assemble import (
     matmul,
     native,
     plain,
+    planes,
     pointwise,
     rows,
     windows,
@@ -19,5 +20,17 @@ BASIS, WINOGRAD_BASIS = BASES = ("basis", "winograd basis")
 
 STRATEGIES: dict[str, Strategy] = {
     module.STRATEGY.name: module.STRATEGY
-    for module in (plain, depthwise, grouped, hidden, matmul, native, pointwise, rows, windows, winograd)
+    for module in (
+        plain,
+        depthwise,
+        grouped,
+        hidden,
+        matmul,
+        native,
+        planes,
+        pointwise,
+        rows,
+        windows,
+        winograd,
+    )
 }

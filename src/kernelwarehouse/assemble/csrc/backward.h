@@ -8,7 +8,7 @@
 // Each step runs in parallel over an axis that its results have, so that threads never write the same number.
 //
 // The second step, and the gradient of the input, are where ways to convolve differ: backward_taps.h,
-// winograd_backward.h.
+// winograd_backward.h, backward_planes.h.
 #pragma once
 
 #include <optional>
@@ -128,7 +128,7 @@ inline void rows_to_sample(const float* rows, Int pitch, const Int* targets, Int
 
 // Some samples at a time. How images are laid out and convolved is up to `Images`:
 //   lay_out(sample, x [in, places], grad [out, positions])
-//   clear_input_gradient(samples)
+//   begin_input_gradient(samples, to [samples, in, places]), which may be written at once or in the end
 //   go_through(sample, channel, block, kernels, scratch): from the kernels of a pair [segment][block], for the output
 //     channels from `channel` on, to the gradient of its input, and from that of its output to the gradient of its
 //     kernels, which takes their place; `Images::Scratch` is a thread's own
@@ -143,8 +143,10 @@ class SamplesBackward {
         attention_columns_(call.samples * call.pair_rows() * call.layer.n),
         kernels_(call.samples * call.pair_rows() * call.pitch()) {}
 
-  // x and grad of `samples` samples, so many numbers each, one after the other, and their attentions.
-  void lay_out(const float* x, Int x_size, const float* grad, Int grad_size, const float* attention, Int samples) {
+  // x and grad of `samples` samples, so many numbers each, one after the other, their attentions, and where the
+  // gradient of x goes.
+  void lay_out(const float* x, Int x_size, const float* grad, Int grad_size, const float* attention, Int samples,
+               float* grad_x) {
     const Int n = call_.layer.n;
     samples_ = samples;
     attention_ = attention;
@@ -155,7 +157,7 @@ class SamplesBackward {
     for (Int row = 0; row < rows(); ++row) lines[row] = row * n;
     pack_columns(attention, lines.data(), rows(), n, attention_columns_.data());
     grad_attention_.assign(rows() * attention_pitch_, 0.0f);
-    if (call_.wants_input) images_.clear_input_gradient(samples);
+    if (call_.wants_input) images_.begin_input_gradient(samples, grad_x);
   }
 
   // All gradients that go through a block of the cells. That of the cells is added to what is there, if so told.
@@ -211,16 +213,17 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Backward& call, Images& images
 
   SamplesBackward<Images> some(call, images);
   for (Int start = 0; start < layer.batch; start += call.samples) {
+    float* to = call.wants_input ? grad_x.mutable_data_ptr<float>() + start * x_size : nullptr;
     some.lay_out(x.const_data_ptr<float>() + start * x_size, x_size, grad.const_data_ptr<float>() + start * grad_size,
                  grad_size, attention.const_data_ptr<float>() + start * attention_size,
-                 std::min(call.samples, layer.batch - start));
+                 std::min(call.samples, layer.batch - start), to);
     for (Int first = 0; first < layer.cell_out; first += call.width)
       for (Int in = 0; in < layer.cell_in; in += call.ins) {
         const Int width = std::min(call.width, layer.cell_out - first), ins = std::min(call.ins, layer.cell_in - in);
         some.go_through({first, width, in, ins}, total || start > 0, grad_cells.mutable_data_ptr<float>());
       }
     some.write_attention_gradient(grad_attention.mutable_data_ptr<float>() + start * attention_size);
-    if (call.wants_input) some.write_input_gradient(grad_x.mutable_data_ptr<float>() + start * x_size, x_size);
+    if (call.wants_input) some.write_input_gradient(to, x_size);
   }
   // What was handed in is not handed back: an operator's results are new.
   return {grad_x, grad_attention, total ? Tensor() : grad_cells};

@@ -44,7 +44,7 @@ class TapsImages {
     pack_grad(sample);
   }
 
-  void clear_input_gradient(Int samples) { grad_x_rows_.assign(samples * x_rows_size_, 0.0f); }
+  void begin_input_gradient(Int samples, float*) { grad_x_rows_.assign(samples * x_rows_size_, 0.0f); }
 
   void go_through(Int sample, Int channel, const Block& block, float* kernels, Scratch&) {
     if (call_.wants_input) {

@@ -54,7 +54,7 @@ TORCH_LIBRARY(kernelwarehouse, library) {
   library.def(
       "depthwise_input_gradient(Tensor grad, Tensor attention, Tensor cells, int channels, int[2] size, "
       "int[2] padding, int[2] dilation, int[2] stride) -> Tensor");
-  // Others, from cells and from bases that are kept: forward.h, backward_taps.h.
+  // Others, from cells and from bases that are kept: forward.h, backward_taps.h, backward_planes.h.
   library.def(
       "forward_taps(Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, Tensor places, "
       "Tensor shifts, bool channels_last) -> Tensor");
@@ -69,6 +69,9 @@ TORCH_LIBRARY(kernelwarehouse, library) {
       "backward_taps(Tensor grad, Tensor x, Tensor attention, Tensor cells, Tensor targets, int padded_places, "
       "Tensor places, Tensor shifts, bool dense, bool wants_input, Tensor(a!)? total=None) -> (Tensor, Tensor, "
       "Tensor)");
+  library.def(
+      "backward_planes(Tensor grad, Tensor x, Tensor attention, Tensor cells, bool wants_input, "
+      "Tensor(a!)? total=None) -> (Tensor, Tensor, Tensor)");
   // 3x3 at stride 1 by Winograd's transform: winograd_forward.h, winograd_backward.h.
   library.def(
       "forward_winograd(Tensor x, Tensor attention, Tensor cells, int[2] padding, bool channels_last) -> Tensor");

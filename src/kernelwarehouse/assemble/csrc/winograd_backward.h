@@ -38,7 +38,7 @@ class WinogradImages {
                    grad_rows_.data() + sample * grad_rows_size_, grad_pitch_, turned);
   }
 
-  void clear_input_gradient(Int samples) { grad_x_rows_.assign(samples * x_rows_size_, 0.0f); }
+  void begin_input_gradient(Int samples, float*) { grad_x_rows_.assign(samples * x_rows_size_, 0.0f); }
 
   void go_through(Int sample, Int channel, const Block& block, float* kernels, Scratch& scratch) {
     const Int size = block.width * block.ins, groups = call_.layer.segments / 9;
