@@ -8,7 +8,7 @@ for both.
 
 import argparse
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +101,16 @@ def _seen(layer: WarehouseLayer, x: Tensor) -> Tensor:
     return x.reshape(len(x), -1, x.shape[-1]) if isinstance(layer, Linear) else x
 
 
+def _with_common_halves(best: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """What strategies have in common, forward or backward, took the least that any of them was seen to take."""
+    halves = {name: ((0, STRATEGIES[name].forward), (1, STRATEGIES[name].backward)) for name in best}
+    seen: dict[tuple[int, object], float] = {}
+    for name, taken in best.items():
+        for half, seconds in zip(halves[name], taken, strict=True):
+            seen[half] = min(seconds, seen.get(half, seconds))
+    return {name: (seen[forward], seen[backward]) for name, (forward, backward) in halves.items()}
+
+
 def measure(place: Place, batch: int, mode: str, rounds: int, clock: str) -> dict[str, Any]:
     """One row: milliseconds of every candidate and of the choice."""
     layer = place.layer.train(mode == "training")
@@ -128,10 +138,7 @@ def measure(place: Place, batch: int, mode: str, rounds: int, clock: str) -> dic
         taken = list(best[way])
         taken[direction] = min(taken[direction], chosen[direction])
         best[way] = taken[0], taken[1]
-    shared: dict[object, float] = {}  # some differ in forward alone
-    for name, (_, backward) in best.items():
-        shared[STRATEGIES[name].backward] = min(backward, shared.get(STRATEGIES[name].backward, backward))
-    best = {name: (forward, shared[STRATEGIES[name].backward]) for name, (forward, _) in best.items()}
+    best = _with_common_halves(best)
     seconds = best[ways[0]][0] + best[ways[1]][1]
     return {
         "layer": place.name,
