@@ -39,6 +39,17 @@ def test_a_disturbed_run_of_the_choice_is_made_up_for(mode: str, monkeypatch: py
     assert runs.count(None) == 1 + 1 + 3
 
 
+def test_halves_in_common_take_the_least_that_was_seen() -> None:
+    """`native`, `planes` and `rows` have the forward of the first two or the backward of the outer two in common."""
+    noisy = {"native": (1.0, 3.0), "planes": (0.9, 1.0), "rows": (2.0, 2.5), "pointwise": (4.0, 5.0)}
+    assert routing._with_common_halves(noisy) == {
+        "native": (0.9, 2.5),
+        "planes": (0.9, 1.0),
+        "rows": (2.0, 2.5),
+        "pointwise": (4.0, 5.0),
+    }
+
+
 def test_the_command_measures_every_layer_by_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(route_table.VARIABLE, raising=False)
     monkeypatch.setattr(route_table, "machine_file", lambda device: tmp_path / "routes.json")

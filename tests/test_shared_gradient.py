@@ -129,13 +129,15 @@ def test_gradients_are_those_of_the_definition(go: Callable[[nn.Module], None], 
         torch.testing.assert_close(found[name], grad, atol=1e-5, rtol=1e-4)
 
 
-def test_winograd_adds_to_what_others_have_made() -> None:
-    """It takes 3x3 kernels only, so it has a network of its own."""
-    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
+@pytest.mark.parametrize("name, kernel", [("winograd", 3), ("planes", 1), ("pointwise", 1)])
+def test_ways_for_some_kernels_add_to_what_others_have_made(name: str, kernel: int) -> None:
+    """They take kernels of one size only, so they have networks of their own."""
+    layers = (nn.Conv2d(16, 16, kernel, padding=kernel // 2) for _ in range(2))
+    model = nn.Sequential(next(layers), nn.ReLU(), next(layers))
     model = kw.convert(model, kw.plan(model, kw.WarehouseConfig(budget=1)))
     assert model[0].warehouse is model[2].warehouse
     x = torch.randn(3, 16, 7, 6)
-    way = "winograd" if STRATEGIES["winograd"].obstacle(x, model[0].geometry) is None else "grouped"
+    way = name if STRATEGIES[name].obstacle(x, model[0].geometry) is None else "grouped"
     found = []
     for strategy in ("plain", way):
         model.zero_grad()

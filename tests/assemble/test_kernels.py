@@ -109,6 +109,8 @@ PLANES = [
     Shape((24, 16), 3, kernel=1, padding=0, groups=(1, 2), space=(LEVEL2 // 2560, 45)),
     Shape((8, 8), 5, batch=13, kernel=1, padding=0, groups=(6, 6), space=(5, 7)),
     Shape((128, 64), 30, batch=200, kernel=1, padding=0, space=(2, 2)),
+    Shape((16, LEVEL2 // 1024 + 72), 3, batch=200, kernel=1, padding=0, space=(1, 11)),
+    Shape((16, LEVEL2 // 1024 + 72), 3, batch=50, kernel=1, padding=0, groups=(2, 2), space=(3, 7)),
 ]
 # For Winograd's transform, with sizes that follow the cache which work is cut to: images in strips, of which the last
 # may be shorter; kernels of which some input channels are transformed at a time, and the sums of several strips wait

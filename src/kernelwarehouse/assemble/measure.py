@@ -25,7 +25,10 @@ _SAMPLES = 16
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds by name of strategy; backward is empty where nothing is differentiated."""
+    """Seconds by name of strategy; backward is empty where nothing is differentiated.
+
+    Of strategies that have their forward or backward in common, only the first has a time of it.
+    """
 
     forward: Mapping[str, float]
     backward: Mapping[str, float]
@@ -41,7 +44,7 @@ class Times:
 
 
 def measure(candidates: Sequence[Strategy], x: Tensor, cells: Tensor, question: Question) -> Times:
-    """Times of every candidate on this input. Attentions are made up: their values do not matter.
+    """Times of all that candidates do on this input. Attentions are made up: their values do not matter.
 
     Of large batches some samples have to do, where the time of a sample does not depend on how many there are.
     """
@@ -102,7 +105,7 @@ class _Call:
 
 
 def _different(calls: Mapping[str, _Call], half: Callable[[Strategy], object]) -> dict[str, _Call]:
-    """Of those that have this half in common, the first."""
+    """Of those that have this half in common, the first: in the registry's order, the one that rules name."""
     first: dict[object, str] = {}
     for name, call in calls.items():
         first.setdefault(half(call.strategy), name)

@@ -37,7 +37,7 @@ class PlanesImages {
   };
 
   PlanesImages(Backward& call, Int positions) : call_(call), positions_(positions) {
-    call.choose_blocks(1, call.layer.cell());  // images need not stay anywhere: a block goes through them once
+    call.choose_blocks(1, call.layer.cell());  // of images, however large, a part at a time has to stay near
     x_.resize(call.samples);
     grad_.resize(call.samples);
     for (Int o = 0; o < call.width; ++o) lines_.push_back(o * positions);
@@ -54,7 +54,7 @@ class PlanesImages {
     const Layer& layer = call_.layer;
     const float* grad = grad_[sample] + channel * positions_;
     scratch.sums.resize(layer.segments * call_.pitch());
-    // Some positions at a time: both products find them in the second-level cache.
+    // Some positions at a time: what one product has read, the other finds in the second-level cache.
     const Int near = second_level() / 2 / (block.width + block.ins);
     const Int part = std::max(kWide, near / kWide * kWide);
     for (Int start = 0; start < positions_; start += part) {
