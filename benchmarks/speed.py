@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +43,7 @@ from benchmarks.cases import (
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 WARM_UPS = 2
 PLAIN_ROUNDS = 3
+REST = 0.05  # seconds. Threads of OpenMP that have nothing to do look for work for some milliseconds, then let the core go
 
 ALONE = "static alone"
 
@@ -61,19 +61,27 @@ def interleave(
 
     Every other round runs backwards: what comes right after another finds caches and heap as that has left them, and
     this should hit the first and the last alike. The processor's clock counts what all threads have computed, and not
-    what they waited for a shared machine. What runs elsewhere says itself how long it took.
+    what they waited for a shared machine.
+
+    What runs elsewhere says itself how long it took. Nothing of it is to be seen here: threads that still look for work
+    are waited for, there and here, and a step that is not counted brings back what it has driven out of the caches.
     """
     for _ in range(WARM_UPS):
         for run in runs.values():
             run()
-    turns = {way: partial(_seconds, run, CLOCKS[clock]) for way, run in runs.items()} | dict(elsewhere or {})
-    times: Times = {way: [] for way in turns}
+    elsewhere = elsewhere or {}
+    times: Times = {way: [] for way in (*runs, *elsewhere)}
     end = time.perf_counter() + seconds
-    order = list(turns)
+    order = list(runs)
     while len(times[order[0]]) < fewest or time.perf_counter() < end:
         for way in order:
-            times[way].append(turns[way]())
+            times[way].append(_seconds(runs[way], CLOCKS[clock]))
         order.reverse()
+        for way, ask in elsewhere.items():
+            time.sleep(REST)
+            times[way].append(ask())
+            time.sleep(REST)
+            runs[order[0]]()
     return times
 
 
