@@ -43,7 +43,7 @@ from benchmarks.cases import (
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 WARM_UPS = 2
 PLAIN_ROUNDS = 3
-REST = 0.05  # seconds. Threads of OpenMP that have nothing to do look for work for some milliseconds, then let the core go
+REST = 0.05  # seconds: threads of OpenMP look for more work for some milliseconds before they let the core go
 
 ALONE = "static alone"
 
