@@ -120,19 +120,12 @@ def test_native_where_it_cannot_be_is_refused(geometry: Geometry, why: str) -> N
 
 
 @pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels here")
-def test_rows_are_not_for_what_native_does_the_same_way() -> None:
+@pytest.mark.parametrize("way", [rows, planes], ids=lambda way: way.STRATEGY.name)
+def test_rows_and_planes_are_for_kernels_of_one_position_whose_channels_are_not_last(way: Any) -> None:
     x, one, three = torch.zeros(2, 16, 8, 8), _geometry(32, 16, 1, (16, 16)), _geometry(32, 16, 3, (16, 16))
-    assert rows.obstacle(x, one) is None
-    assert "channels are last" in (rows.obstacle(x.to(memory_format=torch.channels_last), one) or "")
-    assert "its kernel is (3, 3)" in (rows.obstacle(x, three) or "")
-
-
-@pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels here")
-def test_planes_are_for_kernels_of_one_position_whose_channels_are_not_last() -> None:
-    x, one, three = torch.zeros(2, 16, 8, 8), _geometry(32, 16, 1, (16, 16)), _geometry(32, 16, 3, (16, 16))
-    assert planes.obstacle(x, one) is None
-    assert "channels are last" in (planes.obstacle(x.to(memory_format=torch.channels_last), one) or "")
-    assert "its kernel is (3, 3)" in (planes.obstacle(x, three) or "")
+    assert way.obstacle(x, one) is None
+    assert "channels are last" in (way.obstacle(x.to(memory_format=torch.channels_last), one) or "")
+    assert "its kernel is (3, 3)" in (way.obstacle(x, three) or "")
 
 
 @pytest.mark.parametrize(
