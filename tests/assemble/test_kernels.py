@@ -94,6 +94,8 @@ SHAPES = [
     Shape((128, 64), 30, batch=2, kernel=1, padding=0, space=(9, 9)),
     Shape((16, 24), 12, batch=34, space=(5, 5)),  # so many samples that bases are packed
     Shape((440, 8), 6, batch=2, kernel=1, padding=0, space=(3, 3)),  # several blocks of output channels
+    # Lines that are read in several pieces, first some of them and then the rest.
+    Shape((96, 512), 8, batch=1, kernel=1, padding=0, space=(3, 3)),
     # Kernels that are small beside their images: tiles across cells, pieces of the image, of which the last is shorter.
     Shape((8, 16), 34, batch=3, kernel=1, padding=0, groups=(3, 2), space=(30, 37)),
     Shape((8, 8), 5, batch=1, kernel=1, padding=0, groups=(6, 6), space=(20, 21)),
@@ -269,36 +271,45 @@ def test_outputs_from_bases(shape: Shape, active: float, bits: int | None) -> No
 
 
 @pytest.fixture
-def ways_of_reading() -> Iterator[Callable[[bool], object]]:
-    """Sets whether few mixtures are made across lines or along them; afterwards it is as it was."""
-    found = _ops().mixes_across()
-    yield lambda across: _ops().mixes_across(across, across)
-    _ops().mixes_across(*found)
+def mix_by() -> Iterator[Callable[[int], object]]:
+    """Sets the way in which few mixtures are made; afterwards it is as it was."""
+    found = _ops().ways_of_mixing()
+    yield lambda way: _ops().ways_of_mixing(way, way)
+    _ops().ways_of_mixing(*found)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_how_cells_are_read_changes_no_bit(shape: Shape, ways_of_reading: Callable[[bool], object]) -> None:
+def test_how_cells_are_read_changes_no_bit(shape: Shape, mix_by: Callable[[int], object]) -> None:
     """Every process finds out anew which way is faster, and a run that goes on must not notice."""
     x, (attention, cells), n = shape.x(), shape.mixing(), min(shape.n, 12)
     basis, hidden = _random(shape.groups[0], shape.segments, n, *shape.cell), _random(shape.batch, n)
     scale = _random(shape.batch, shape.groups[0], shape.segments)
     found = []
-    for across in (False, True):
-        ways_of_reading(across)
-        assert _ops().mixes_across() == (across, across)
+    for way in range(3):
+        mix_by(way)
+        assert _ops().ways_of_mixing() == (way, way)
         outputs = [_ops().forward_taps(x.flatten(2), attention, cells, *shape.tables(), False)]
-        for bits in (None, 16):  # bases of 24 bits are always read in the same way
-            parts = Stored.of(basis, bits).parts
+        for bits in (None, 16, 24):
+            parts = Stored.of(basis.clone(), bits).parts
             outputs.append(_ops().forward_taps_basis(x.flatten(2), hidden, scale, *parts, *shape.tables(), False))
         if shape.kernel == 1:
             outputs.append(_ops().forward_pointwise(x, attention, cells))
         if shape in SQUARE:
             outputs.append(_ops().forward_winograd(x, attention, cells, (shape.padding, shape.padding), False))
         found.append(outputs)
-    for along, across in zip(*found, strict=True):
-        assert torch.equal(along, across)
+    for along, *others in zip(*found, strict=True):
+        for other in others:
+            assert torch.equal(along, other)
     exact = shape.plain(x.double(), _mixed(attention.double(), cells.double())).flatten(2)
     _assert_close(found[0][0], exact, shape.tolerance)
+
+
+@pytest.mark.parametrize("way", [-1, 3])
+def test_unknown_ways_to_mix_are_refused(way: int) -> None:
+    found = _ops().ways_of_mixing()
+    with pytest.raises(ValueError, match=f"a way to mix is {way}; 0 to 2 are wanted"):
+        _ops().ways_of_mixing(None, way)
+    assert _ops().ways_of_mixing() == found
 
 
 def test_width_is_what_the_environment_asks_for() -> None:

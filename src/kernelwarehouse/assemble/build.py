@@ -42,7 +42,7 @@ def load_native() -> bool:
     try:
         with _out_of_sight_of_tracers():
             _load()
-            torch.ops.kernelwarehouse.mixes_across()  # found out now, not in a layer's first run, which may be timed
+            torch.ops.kernelwarehouse.ways_of_mixing()  # found out now, not in a layer's first run, which may be timed
     except (RuntimeError, OSError, ImportError) as error:
         _log.warning("compiled kernels are not used, pure PyTorch is: %s", _first_line(error))
         return False

@@ -152,7 +152,7 @@ Tensor multiply_taps(const Mixer& whole, const Tensor& x, const Tensor& targets,
             ahead.clear();
             // Of a single kernel, little is computed and much read: the next block comes nearer meanwhile, where the
             // processor does not foresee it.
-            if (ways().very_few_across && pairs == 1 && task + 1 < end && in + chunks.ins >= layer.cell_in) {
+            if (ways().very_few != Way::along && pairs == 1 && task + 1 < end && in + chunks.ins >= layer.cell_in) {
               const Int next = order(task + 1) * chunks.width;
               mixer.fetch(next, std::min(chunks.width, layer.cell_out - next), chunks.ins * kLineBytes, ahead);
               ahead.resize(round_up(ahead.size(), layer.segments), nullptr);

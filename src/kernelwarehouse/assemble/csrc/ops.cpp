@@ -16,16 +16,22 @@
 #include <torch/library.h>
 
 #include "attention.h"
+#include "checks.h"
 #include "depthwise_backward.h"
 #include "streaming.h"
 
 namespace kernelwarehouse {
 
-// Whether very few and few rows are mixed across lines; asked for either, it is so from then on.
-std::tuple<bool, bool> mixes_across(std::optional<bool> very_few, std::optional<bool> few) {
+// How very few and few rows are mixed; asked for other ways, it is by them from then on.
+std::tuple<Int, Int> ways_of_mixing(std::optional<Int> very_few, std::optional<Int> few) {
   Ways& chosen = ways();
-  chosen = {very_few.value_or(chosen.very_few_across), few.value_or(chosen.few_across)};
-  return {chosen.very_few_across, chosen.few_across};
+  const auto changed = [](Way way, std::optional<Int> wanted) {
+    if (!wanted) return way;
+    TORCH_CHECK_VALUE(*wanted >= 0 && *wanted < kWays, "a way to mix is ", *wanted, "; 0 to ", kWays - 1, " are wanted");
+    return Way(*wanted);
+  };
+  chosen = {changed(chosen.very_few, very_few), changed(chosen.few, few)};
+  return {Int(chosen.very_few), Int(chosen.few)};
 }
 
 }  // namespace kernelwarehouse
@@ -34,7 +40,7 @@ TORCH_LIBRARY(kernelwarehouse, library) {
   // Of the machine.
   library.def("lanes() -> int", [] { return kernelwarehouse::kLanes; });       // numbers in a vector
   library.def("panel_width() -> int", [] { return kernelwarehouse::kWide; });  // output channels of a panel
-  library.def("mixes_across(bool? very_few=None, bool? few=None) -> (bool, bool)", &kernelwarehouse::mixes_across);
+  library.def("ways_of_mixing(int? very_few=None, int? few=None) -> (int, int)", &kernelwarehouse::ways_of_mixing);
   // The attention branch: attention.h.
   library.def(
       "attention(Tensor x, Tensor fc1, Tensor norm_weight, Tensor norm_bias, Tensor mean, Tensor variance, "

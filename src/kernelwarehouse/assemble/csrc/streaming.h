@@ -1,10 +1,11 @@
 // Mixing of few rows: nothing is packed, and every number is read once, from wherever it lies.
 //
-// There are two ways to read so much and compute so little, and which is faster is a matter of the processor. One reads
-// along few lines at a time, and what comes next is foreseen by the machine. The other reads across many lines, so that
-// sums stay in registers, and fetches ahead what the machine would not foresee. Both add up in the same order: results
-// are the same to the last bit, so the choice can be made by every process anew. Split numbers are always read along
-// few lines: for every tile that goes across, they would have to be put together again.
+// There are several ways to read so much and compute so little, and which is the fastest is a matter of the processor.
+// One reads along few lines at a time, and leaves it to the machine to foresee what comes next; or it fetches that
+// ahead, across the ends of lines as well. The other reads across many lines, so that sums stay in registers, and
+// always fetches ahead. All add up in the same order: results are the same to the last bit, so the choice can be made
+// by every process anew. Split numbers are always read along few lines: for every tile that goes across, they would
+// have to be put together again.
 #pragma once
 
 #include <chrono>
@@ -75,19 +76,31 @@ inline void mix_panel(const float* weights, Int weights_pitch, Int rows, const S
     }
 }
 
-// The same as mix_across_lines.
-template <class Source>
+// The same as mix_across_lines; what comes next is fetched ahead, or not.
+template <bool fetching, class Source>
 inline void mix_along_lines(const float* weights, Int rows, const std::vector<Source>& lines, Int columns, float* to,
                             Int to_pitch) {
-  constexpr Int together = 6;
+  constexpr Int together = 6, far = 512;  // numbers ahead: enough to wait for memory, few enough to be kept so long
   const Int depth = static_cast<Int>(lines.size());
-  const Int stream = std::max(second_level() / 8 / rows / kWide, Int{8}) * kWide;  // sums stay near, reading runs on
-  for (Int column = 0; column < columns; column += stream)
+  // Sums stay near, reading runs on, and no piece is much shorter than the others.
+  const Int most = std::max(2 * first_level() / rows / kWide, Int{8}) * kWide, pieces = (columns + most - 1) / most;
+  const Int piece = round_up((columns + pieces - 1) / pieces, kWide);
+  for (Int column = 0; column < columns; column += piece) {
+    const Int size = std::min(piece, columns - column), ahead = std::min(far, size);
     for (Int k = 0; k < depth; k += together)
       with_constant<together>(std::min(together, depth - k), [&](auto count) {
-        for_panels(std::min(stream, columns - column), [&](Int panel, Int width) {
+        // After the end of these lines' pieces come the next lines, or the next pieces of the first ones.
+        const bool last = k + together >= depth;
+        Source next[count];
+        for (int i = 0; i < count; ++i)
+          next[i] = last ? lines[i] + column + size : lines[std::min(k + together + i, depth - 1)] + column;
+        for_panels(size, [&](Int panel, Int width) {
           Source from[count];
           for (int i = 0; i < count; ++i) from[i] = lines[k + i] + column + panel;
+          if constexpr (fetching) {
+            const Int beyond = panel + ahead - size;
+            for (int i = 0; i < count; ++i) fetch(beyond < 0 ? from[i] + ahead : next[i] + beyond, width);
+          }
           const auto mix = [&](auto vectors, auto lanes) {
             mix_panel<count, vectors, lanes>(weights + k, depth, rows, from, to + column + panel, to_pitch, k > 0);
           };
@@ -99,39 +112,53 @@ inline void mix_along_lines(const float* weights, Int rows, const std::vector<So
             mix(std::integral_constant<int, 1>(), std::integral_constant<int, kGrain>());
         });
       });
+  }
 }
 
 // What is read and computed is in balance for some rows, and reading is all that counts for fewer.
 constexpr Int kVeryFew = 8;
 
-// Whether very few rows, and few, are mixed across lines.
+enum class Way : Int { along, along_fetching, across };
+constexpr Int kWays = 3;
+
+template <class Source>
+inline void mix_in_a_way(Way way, const float* weights, Int rows, const std::vector<Source>& lines, Int columns,
+                         float* to, Int to_pitch) {
+  if constexpr (!std::is_same_v<Source, Split>)
+    if (way == Way::across) return mix_across_lines(weights, rows, lines, columns, to, to_pitch);
+  if (way == Way::along)
+    mix_along_lines<false>(weights, rows, lines, columns, to, to_pitch);
+  else
+    mix_along_lines<true>(weights, rows, lines, columns, to, to_pitch);
+}
+
+// How very few rows, and few, are mixed.
 struct Ways {
-  bool very_few_across, few_across;
+  Way very_few, few;
 };
 
-// The faster ways on this processor. Both are tried on 32 MB, as they differ most where numbers come from memory:
+// The fastest ways on this processor. All are tried on 32 MB, as they differ most where numbers come from memory:
 // beside less than a cache holds, noise has decided. Lines are a power of two apart, as those of most cells are, which
 // compete for the same places of a cache.
 inline Ways find_ways() {
-  constexpr Int depth = 64, columns = 1 << 17, most_rows = 2 * kVeryFew, pitch = columns + kWide;
+  constexpr Int depth = 64, columns = 1 << 17, most_rows = kVeryFew + 1, pitch = columns + kWide;
   const Numbers numbers(depth * columns, 1.0f), weights(most_rows * depth, 1.0f);
   Numbers sums(most_rows * pitch, 0.0f);
   std::vector<const float*> lines(depth);
   for (Int k = 0; k < depth; ++k) lines[k] = numbers.data() + k * columns;
-  const auto faster_across = [&](Int rows) {
-    const auto seconds = [&](const auto& mix) {
-      const auto start = std::chrono::steady_clock::now();
-      mix(weights.data(), rows, lines, columns, sums.data(), pitch);
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    };
-    double along = 1e9, across = 1e9;
-    for (int round = 0; round < 3; ++round) {
-      along = std::min(along, seconds(mix_along_lines<const float*>));
-      across = std::min(across, seconds(mix_across_lines<const float*>));
-    }
-    return across < along;
+  const auto fastest = [&](Int rows) {
+    std::array<double, kWays> best;
+    best.fill(1e9);
+    for (int round = 0; round < 3; ++round)
+      for (std::size_t way = 0; way < best.size(); ++way) {
+        const auto start = std::chrono::steady_clock::now();
+        mix_in_a_way(Way(way), weights.data(), rows, lines, columns, sums.data(), pitch);
+        const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+        best[way] = std::min(best[way], taken.count());
+      }
+    return Way(std::min_element(best.begin(), best.end()) - best.begin());
   };
-  return {faster_across(kVeryFew / 2), faster_across(most_rows)};
+  return {fastest(kVeryFew / 2), fastest(most_rows)};
 }
 
 // The ways that are taken: found out once, in about a tenth of a second; tests set them.
@@ -139,7 +166,6 @@ inline Ways& ways() {
   static Ways chosen = find_ways();
   return chosen;
 }
-inline bool across_lines(Int rows) { return rows <= kVeryFew ? ways().very_few_across : ways().few_across; }
 
 // to[row][column] = sum over k of weights[row][k] * lines[k][column].
 template <class Source>
@@ -149,9 +175,7 @@ inline void mix_streamed(const float* weights, Int rows, const std::vector<Sourc
     for (Int row = 0; row < rows; ++row) std::fill_n(to + row * to_pitch, columns, 0.0f);
     return;
   }
-  if constexpr (!std::is_same_v<Source, Split>)
-    if (across_lines(rows)) return mix_across_lines(weights, rows, lines, columns, to, to_pitch);
-  mix_along_lines(weights, rows, lines, columns, to, to_pitch);
+  mix_in_a_way(rows <= kVeryFew ? ways().very_few : ways().few, weights, rows, lines, columns, to, to_pitch);
 }
 
 }  // namespace kernelwarehouse
