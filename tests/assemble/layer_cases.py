@@ -26,6 +26,7 @@ class Case:
     cells: int
     space: tuple[int, ...]
     seed: int
+    threads: int | None = None  # among which work is split; or those that there are
 
     def tensors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -43,9 +44,12 @@ class Case:
         return x, attention, cells
 
 
+_THREADS = st.sampled_from([1, 2, 3])
+
+
 @st.composite
 def cases(draw: st.DrawFn, *, native: bool = False, groups: bool = True) -> Case:
-    """Layers of every kind; with `native`, those that the compiled kernels take."""
+    """Layers of every kind; with `native`, those that the compiled kernels take, by several threads."""
     axes = draw(st.sampled_from([1, 2, 2, 2, 3]) if native else st.sampled_from([0, 1, 2, 2, 2, 3]))
     cell_out = draw(st.sampled_from([8, 16, 24, 40] if native else [1, 2, 3]))
     cell_in = draw(st.sampled_from([8, 16, 24] if native else [1, 2, 3]))
@@ -64,7 +68,8 @@ def cases(draw: st.DrawFn, *, native: bool = False, groups: bool = True) -> Case
     if axes == 0:
         space = (draw(st.integers(1, 5)),)
     geometry = Geometry(partition, stride, padding, dilation, conv_groups)
-    return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
+    seed, threads = draw(st.integers(0, 2**31)), draw(_THREADS) if native else None
+    return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, seed, threads)
 
 
 @st.composite
@@ -75,7 +80,8 @@ def winograd_cases(draw: st.DrawFn) -> Case:
     padding = draw(st.integers(0, 3)), draw(st.integers(0, 3))
     space = tuple(draw(st.integers(max(1, 3 - 2 * pad), 9)) for pad in padding)
     geometry = Geometry(Partition((*shape, 3, 3), (*cell, 1, 1)), (1, 1), padding, (1, 1))
-    return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
+    seed, threads = draw(st.integers(0, 2**31)), draw(_THREADS)
+    return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, seed, threads)
 
 
 @st.composite
@@ -97,7 +103,8 @@ def rows_cases(draw: st.DrawFn, *, largest: int = 5) -> Case:
     shape = cell[0] * draw(st.integers(1, 3)), cell[1] * draw(st.integers(1, 3))
     stride, space = (tuple(draw(st.integers(1, most)) for _ in range(axes)) for most in (2, largest if axes < 3 else 5))
     geometry = Geometry(Partition((*shape, *[1] * axes), (*cell, *[1] * axes)), stride, (0,) * axes, (1,) * axes)
-    return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
+    seed, threads = draw(st.integers(0, 2**31)), draw(_THREADS)
+    return Case(geometry, draw(st.integers(1, 5)), draw(st.integers(1, 19)), space, seed, threads)
 
 
 @st.composite
@@ -114,7 +121,8 @@ def depthwise_cases(draw: st.DrawFn) -> Case:
     )
     stride = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     geometry = Geometry(partition, stride, padding, dilation, cell * count)
-    return Case(geometry, draw(st.integers(1, 3)), draw(st.integers(1, 19)), space, draw(st.integers(0, 2**31)))
+    seed, threads = draw(st.integers(0, 2**31)), draw(_THREADS)
+    return Case(geometry, draw(st.integers(1, 3)), draw(st.integers(1, 19)), space, seed, threads)
 
 
 CASES: dict[str, st.SearchStrategy[Case]] = {
@@ -171,6 +179,8 @@ def assert_same(way: str, case: Case, dtype: torch.dtype, tolerance: float) -> N
     """A strategy agrees with the plain definition in float64, in output and in all gradients; one that needs compiled
     kernels is refused where there are none."""
     x, attention, cells = case.tensors(dtype)
+    if case.threads is not None:  # until the test ends
+        torch.set_num_threads(case.threads)
     if way in NEEDS_COMPILER and DEVICE.type != "cpu":
         pytest.skip(f"{way} is for the CPU")
     if way in NEEDS_COMPILER and not COMPILED:

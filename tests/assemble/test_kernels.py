@@ -270,6 +270,39 @@ def test_outputs_from_bases(shape: Shape, active: float, bits: int | None) -> No
             _assert_close(got.permute(0, 3, 1, 2), exact, shape.tolerance)
 
 
+def _all_results(shape: Shape) -> list[Tensor]:
+    """Of every operator that takes the shape, on the same numbers each time."""
+    torch.manual_seed(0)
+    x, (attention, cells), n = shape.x(), shape.mixing(), min(shape.n, 12)
+    flat, tables, padding = x.flatten(2), shape.tables(), (shape.padding, shape.padding)
+    basis = Stored.of(_random(shape.groups[0], shape.segments, n, *shape.cell), 24).parts
+    prepared = _random(shape.batch, n), _random(shape.batch, shape.groups[0], shape.segments), *basis
+    out = _ops().forward_taps(flat, attention, cells, *tables, False)
+    found = [out, _ops().forward_taps_basis(flat, *prepared, *tables, False)]
+    grad = torch.randn_like(out)
+    found += _ops().backward_taps(grad, flat, attention, cells, *tables, shape.stride == 1, True)
+    if shape.kernel == 1:
+        found += [_ops().forward_pointwise(x, attention, cells), _ops().forward_pointwise_basis(x, *prepared)]
+    if shape in PLANES:
+        found += _ops().backward_planes(grad.view(shape.batch, -1, *shape.space), x, attention, cells, True)
+    if shape in SQUARE:
+        square = _ops().forward_winograd(x, attention, cells, padding, False)
+        found += [square, _ops().forward_winograd_basis(x, *prepared, padding, False)]
+        found += _ops().backward_winograd(grad.view_as(square), x, attention, cells, padding, True)
+    return found
+
+
+@pytest.mark.parametrize("shape", dict.fromkeys([*SHAPES, *SQUARE, *PLANES]), ids=str)
+def test_threads_share_the_work(shape: Shape) -> None:
+    """However many there are, and however that goes into blocks and samples."""
+    torch.set_num_threads(1)
+    alone = _all_results(shape)
+    for threads in (2, 3, 7):
+        torch.set_num_threads(threads)
+        for one, many in zip(alone, _all_results(shape), strict=True):
+            _assert_close(many, one.double(), 2 * shape.tolerance)
+
+
 @pytest.fixture
 def mix_by() -> Iterator[Callable[[int], object]]:
     """Sets the way in which few mixtures are made; afterwards it is as it was."""

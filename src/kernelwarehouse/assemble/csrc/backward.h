@@ -29,15 +29,19 @@ struct Backward {
   Int pair_rows() const { return layer.out_groups * layer.segments; }  // rows of one sample
   Int pitch() const { return width * ins + kWide; }                    // of a block's rows; no power of two
 
-  // So that `sample_numbers` for each sample stay in cache, and a block has at most so many numbers.
+  // So that `sample_numbers` for each sample stay in cache, and a block has at most so many numbers. Threads share the
+  // samples, and each has a cache of its own for them.
   void choose_blocks(Int sample_numbers, Int most_in_block) {
+    const Int threads = at::get_num_threads();
     // Many samples make packing the cells pay, as long as their inputs and gradients stay in cache; so do large blocks
     // make reading inputs and gradients again for each.
     constexpr Int enough_rows = 192;
     const bool small = layer.n * layer.cell() <= third_level();  // cells that stay in cache are cheap to read again
-    const Int most = std::max<Int>(1, (small ? 1 : 4) * third_level() / sample_numbers);
-    samples = std::min({layer.batch, most, std::max<Int>(1, enough_rows / pair_rows())});
-    const Int room = std::min(most_in_block, third_level() / 2 / (samples * pair_rows()));
+    const Int near = std::max<Int>(1, (small ? 1 : 4) * third_level() / sample_numbers);
+    const Int most = std::min({near * threads, std::max(enough_rows / pair_rows(), threads), layer.batch});
+    const Int times = (layer.batch + most - 1) / most;
+    samples = std::min(round_up((layer.batch + times - 1) / times, threads), layer.batch);
+    const Int room = std::min(most_in_block, threads * third_level() / 2 / (samples * pair_rows()));
     width = std::min(layer.cell_out, 4 * kWide);
     ins = layer.cell_in;
     while (width * ins > room && (width > kWide || ins > kWide)) {

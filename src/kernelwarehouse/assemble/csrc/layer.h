@@ -7,6 +7,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include <atomic>
+#include <numeric>
 #include <vector>
 
 #include "memory.h"
@@ -26,14 +27,23 @@ struct Layer {
   Int pairs() const { return batch * out_groups; }  // (sample, output group): each has `segments` mixtures of its own
 };
 
-// How pairs are split between tasks, beside blocks: only where there are too few blocks for the threads.
+// Blocks of output channels: so many at least, and where that is not many more, as many for each thread. Threads have
+// equal shares of the tasks from the beginning, so an odd one would be waited for.
+inline Int blocks_for_threads(Int fewest, Int pairs) {
+  const Int threads = at::get_num_threads();
+  const Int busy = std::max(fewest, threads / std::max<Int>(1, pairs)), even = round_up(busy, threads);
+  return even <= 2 * busy ? even : busy;
+}
+
+// How pairs are split between tasks, beside blocks: only where threads could not share the blocks, as each run of pairs
+// mixes from all of the cells.
 struct Runs {
   Int runs, run;
 
   Runs(Int pairs, Int blocks) {
-    const Int threads = at::get_num_threads();
-    runs = threads == 1 ? 1 : std::min(pairs, (4 * threads + blocks - 1) / blocks);
-    run = (pairs + runs - 1) / runs;
+    const Int threads = at::get_num_threads(), fewest = threads / std::gcd(threads, blocks);
+    run = std::max<Int>(1, (pairs + fewest - 1) / fewest);
+    runs = (pairs + run - 1) / run;
   }
 };
 

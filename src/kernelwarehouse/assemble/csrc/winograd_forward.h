@@ -25,11 +25,13 @@ struct WinogradBlocks {
     // Every run of pairs packs the cells again, and every block transforms the tiles again.
     const Int room = 2 * kBlock / (layer.segments * layer.cell_in * std::min<Int>(pairs, 16));
     width = std::min(layer.cell_out, std::clamp<Int>(room / kWide * kWide, kWide, 4 * kWide));
+    if (pairs < at::get_num_threads()) {
+      const Int wanted = blocks_for_threads((layer.cell_out + width - 1) / width, pairs);
+      width = std::min(width, round_up((layer.cell_out + wanted - 1) / wanted, kWide));
+    }
     const auto narrow = [&](const auto& too_wide) {
       while (too_wide() && width > kWide) width = round_up(width / 2, kWide);
     };
-    const Int threads = at::get_num_threads();
-    narrow([&] { return threads > 1 && pairs * ((layer.cell_out + width - 1) / width) < 2 * threads; });
     // Transformed kernels should stay in the second-level cache. Sums of all tiles that wait for further input channels
     // would not, and are not to take much memory either.
     const Int most = second_level() / 2 / kPoints;
