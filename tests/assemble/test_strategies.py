@@ -8,6 +8,7 @@ from layer_cases import CASES, EVERYWHERE, Case, assert_same, errors, exact_grad
 from torch import Tensor
 
 from compiled_kernels import COMPILED, LEVEL2
+from devices import DEVICE
 from kernelwarehouse.assemble import STRATEGIES, Geometry, blocks, evaluate, force, matmul, windows
 from kernelwarehouse.partition import Partition
 
@@ -29,6 +30,9 @@ def test_float64(way: str, data: st.DataObject) -> None:
 def test_float32(way: str, data: st.DataObject) -> None:
     assert_same(way, data.draw(CASES[way]), torch.float32, 1e-5)
 
+
+# Strategies of compiled kernels are for the CPU, wherever the others are tested.
+HERE_COMPILED = COMPILED and DEVICE.type == "cpu"
 
 SQUARE = Geometry(Partition((16, 8, 3, 3), (8, 4, 1, 1)), (1, 1), (1, 1), (1, 1))
 POINT = Geometry(Partition((16, 8, 1, 1), (8, 4, 1, 1)), (2, 2), (0, 0), (1, 1))
@@ -126,10 +130,10 @@ def test_depthwise_gradients_of_kernels_know_no_numbers_from_outside(stride: int
     geometry = Geometry(Partition((8, 1, 3, 3), (8, 1, 1, 1)), (stride, stride), (0, 0), (1, 1), 8)
     x, attention, cells = Case(geometry, 1, 9, (5, 9), seed=0).tensors(torch.float32)
     x[..., -1] = torch.inf
-    _assert_finite_where_the_definition_is("depthwise" if COMPILED else "grouped", x, attention, cells, geometry)
+    _assert_finite_where_the_definition_is("depthwise" if HERE_COMPILED else "grouped", x, attention, cells, geometry)
 
 
-@pytest.mark.skipif(not COMPILED, reason="there are no compiled kernels here")
+@pytest.mark.skipif(not HERE_COMPILED, reason="there are no compiled kernels here")
 @pytest.mark.parametrize("channel, place", [(8, 0), (7, -1)])
 @pytest.mark.parametrize("places", [5, 21])
 def test_gradients_along_planes_know_no_numbers_of_other_channels(places: int, channel: int, place: int) -> None:
@@ -151,7 +155,7 @@ def test_depthwise_gradients_of_inputs_come_from_what_has_read_them(
     geometry = Geometry(partition, stride, (1, 1), (dilation, dilation), 8)
     x, attention, cells = Case(geometry, 1, 9, (9, 23), seed=0).tensors(torch.float32)
     finite = []
-    for way in ("plain", "depthwise") if COMPILED else ("plain", "grouped"):
+    for way in ("plain", "depthwise") if HERE_COMPILED else ("plain", "grouped"):
         leaf = x.clone().requires_grad_()
         with force(way):
             out = evaluate(leaf, attention, cells, geometry)
