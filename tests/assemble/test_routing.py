@@ -55,7 +55,7 @@ def _way(shape: tuple[int, ...], geometry: Geometry, **kind: object) -> str:
     [
         (_geometry(32, 16, 3, (16, 16)), (2, 16, 8, 8), "native", "matmul"),
         (_geometry(32, 16, 3, (16, 16)), (2, 16, 40, 40), "native", "grouped"),
-        (_geometry(32, 16, 1, (16, 16)), (2, 16, 20, 20), "pointwise", "pointwise"),
+        (_geometry(32, 16, 1, (16, 16)), (2, 16, 20, 20), "native", "pointwise"),
         (_geometry(6, 3, 3, (3, 3)), (2, 3, 8, 8), "matmul", "matmul"),
         (_geometry(6, 3, 3, (3, 3)), (2, 3, 40, 40), "grouped", "grouped"),
         (_geometry(16, 1, 3, (8, 1), groups=16), (2, 16, 8, 8), "depthwise", "grouped"),

@@ -203,10 +203,10 @@ def _rule(x: Tensor, question: Question) -> tuple[str, str]:
         return _rule_of_launches(question)
     if STRATEGIES["depthwise"].obstacle(x, geometry) is None:
         return "depthwise", "compiled, channel by channel, in cache"
-    if STRATEGIES["pointwise"].obstacle(x, geometry) is None:
-        return "pointwise", "one kernel position is one batched product"
     if STRATEGIES["native"].obstacle(x, geometry) is None:
         return "native", "compiled, mixes and multiplies in cache"
+    if STRATEGIES["pointwise"].obstacle(x, geometry) is None:
+        return "pointwise", "one kernel position is one batched product"
     if geometry.spatial_axes == 0:
         return "matmul", "a linear layer is one batched product"
     if math.prod(geometry.partition.cell_shape[2:]) > 1 or geometry.groups > 1:
