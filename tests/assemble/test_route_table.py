@@ -221,6 +221,51 @@ def test_a_run_goes_on_by_rule_where_it_has_begun_so(measuring: Path, monkeypatc
     assert route_table.read(measuring).keys() == choices.keys()  # of the call outside
 
 
+@pytest.mark.parametrize("way", ["plain", "windows"])
+def test_what_nobody_would_measure_can_be_pinned(measuring: Path, way: str) -> None:
+    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
+    key = _key_of(layer, x, measuring)
+    with route_table.keeping({key: Choice(way)}), torch.no_grad():
+        layer(x)
+    assert layer.route.forward == way
+
+
+def test_a_run_goes_on_by_rule_that_nobody_would_measure(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule takes products of single rows where a kernel reads one channel; measured, they are no candidates."""
+    layer, x, choices = Conv2d(1, 12, 3, config=WarehouseConfig(2)), torch.randn(2, 1, 6, 6), {}
+    with monkeypatch.context() as by_rule, route_table.keeping(choices):
+        by_rule.setenv(route_table.VARIABLE, route_table.BY_RULE)
+        layer(x)
+        [choice] = choices.values() or [None]
+    assert layer.route.forward == "matmul"
+    assert choice == Choice("matmul", "matmul")
+    with route_table.keeping(choices):
+        layer(x)
+    assert (layer.route.forward, layer.route.reason) == ("matmul", "as before in this run")
+
+
+@pytest.mark.parametrize(
+    ("choice", "why"),
+    [
+        (Choice("pointwise"), "'pointwise' cannot be used, as"),
+        (Choice("hidden"), "'hidden' would save nothing"),
+        (Choice("basis"), "'basis' is for layers that have been prepared"),
+    ],
+)
+def test_what_cannot_be_taken_is_said(
+    measuring: Path, choice: Choice, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
+    key = _key_of(layer, x, measuring)
+    with route_table.keeping({key: choice}), torch.no_grad():
+        layer(x)
+        layer(x)
+    assert layer.route.forward != choice.forward
+    [said] = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
+    assert key in said
+    assert why in said
+
+
 def test_what_has_one_way_only_is_not_kept(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, choices = Conv2d(6, 6, 5, groups=6, config=WarehouseConfig(2)), {}
     monkeypatch.setenv(route_table.VARIABLE, route_table.BY_RULE)

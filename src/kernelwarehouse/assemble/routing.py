@@ -1,7 +1,8 @@
 """The one place that decides how a layer is evaluated."""
 
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -16,11 +17,13 @@ from kernelwarehouse.assemble.geometry import Geometry
 from kernelwarehouse.assemble.layout import channels_last
 from kernelwarehouse.assemble.measure import choose, measure
 from kernelwarehouse.assemble.question import Question
-from kernelwarehouse.assemble.registry import BASIS, STRATEGIES
+from kernelwarehouse.assemble.registry import BASES, BASIS, STRATEGIES
 from kernelwarehouse.assemble.route_table import Choice
 from kernelwarehouse.assemble.strategy import Strategy
 from kernelwarehouse.attention import Attention
 from kernelwarehouse.errors import StrategyError
+
+_log = logging.getLogger("kernelwarehouse")
 
 # Output positions up to which the rule takes products of small matrices, which a convolution library starts slowly on.
 _SMALL_MAP = 256
@@ -155,23 +158,49 @@ def _answer(x: Tensor, cells: Tensor, question: Question, prepared: Prepared | N
     if question.basis and prepared is not None:  # what `prepare_inference` has chosen to keep is there to be used
         usual = Route(BASIS, None, f"prepared: mixes {question.basis} kernels instead of {question.cells}")
         candidates += prepared.strategies(x, question.geometry)
-    if type(x) is not Tensor or len(candidates) == 1:
+    if type(x) is not Tensor:
         return usual
-    key, names = question.key(), [strategy.name for strategy in candidates]
+    key, strategies = question.key(), {strategy.name: strategy for strategy in candidates}
     kept = route_table.of_runs(key)
     choice = kept or route_table.known(key)
-    if choice is not None and choice.forward in names and (choice.backward in names or not question.training):
-        return Route(choice.forward, choice.backward, "as before in this run" if kept else "as chosen before")
+    if choice is not None:
+        problem = _obstacle(choice, x, question, strategies)
+        if problem is None:
+            backward = choice.backward if question.training else None
+            return Route(choice.forward, backward, "as before in this run" if kept else "as chosen before")
+        _log.warning("the choice for [%s] is passed over: %s", key, problem)
+    if len(candidates) == 1:
+        return usual
     if x.device.type != "cpu" or not route_table.measures():
         # A run that is resumed goes on by this rule even where something has been measured by then.
         route_table.keep_with_runs(key, Choice(usual.forward, usual.backward))
         return usual
     times = measure(candidates, x, cells, question)
-    choice = choose(times, Choice(usual.forward, usual.backward), dict(zip(names, candidates, strict=True)))
+    choice = choose(times, Choice(usual.forward, usual.backward), strategies)
     # Beside others' work, as that of a loader's processes, this is what suits; without it, something else may.
     route_table.remember(key, choice, lasting=not times.crowded)
     beside = " while others had the processor, so not for the next time" if times.crowded else ""
     return Route(choice.forward, choice.backward, f"measured{beside}: {times}")
+
+
+def _obstacle(choice: Choice, x: Tensor, question: Question, candidates: Mapping[str, Strategy]) -> str | None:
+    """Why a layer cannot take the ways that a run or a file names, or nothing.
+
+    Those that nobody would measure are among them: the rule may have taken them, and people ask for what they like.
+    """
+    if question.training and choice.backward is None:
+        return "it names no way for backward"
+    for name in filter(None, (choice.forward, choice.backward)):
+        if name in candidates:
+            continue
+        if name in BASES:
+            return f"{name!r} is for layers that have been prepared for inference"
+        if STRATEGIES[name].mixing == "factors":
+            return f"{name!r} would save nothing, or cannot be used with the layer's attention"
+        problem = STRATEGIES[name].obstacle(x, question.geometry)
+        if problem is not None:
+            return f"{name!r} cannot be used, as {problem}"
+    return None
 
 
 def _candidates(x: Tensor, question: Question) -> list[Strategy]:
