@@ -24,7 +24,9 @@ from kernelwarehouse.assemble.build import load_native
 
 FOLDER = Path(__file__).parent / "results"
 # Where these are equal, figures may take each other's place.
-_KIND = ("processor", "vector instructions", "cores")
+_KIND = ("processor", "vector instructions", "told", "cores")
+# By which torch, oneDNN and our kernels are told to use fewer of the processor's instructions than it has.
+_TELLING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "KERNELWAREHOUSE_LANES")
 
 
 def processor_times() -> list[int]:
@@ -52,11 +54,13 @@ def machine(threads: int | Sequence[int]) -> dict[str, Any]:
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    told = {name: os.environ[name] for name in _TELLING if name in os.environ}
     return {
         "processor": models[0] if models else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": threads,
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        **({"told": told} if told else {}),
         "load when started": [round(load, 2) for load in os.getloadavg()],
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -70,12 +74,14 @@ def machine(threads: int | Sequence[int]) -> dict[str, Any]:
 def slug(facts: dict[str, Any]) -> str:
     """The kind of machine in a file's name, as `amd-epyc-avx2`: no trade marks and numbers of cores.
 
-    A clock rate is part of it where no other number tells processors of that name apart.
+    A clock rate is part of it where no other number tells processors of that name apart. One that was told which
+    instructions to use is another kind: `amd-epyc-told-avx2`.
     """
     name = re.sub(r"\((r|tm)\)|\d+-core|\b(cpu|processor)\b", " ", facts["processor"].lower())
     model = name.partition("@")[0]
     kept = model if re.search(r"\d", model) else name
-    return "-".join(re.findall(r"[a-z0-9]+", f"{kept} {facts['vector instructions'].lower()}"))
+    told = "told" if facts.get("told") else ""
+    return "-".join(re.findall(r"[a-z0-9]+", f"{kept} {told} {facts['vector instructions'].lower()}"))
 
 
 def destination(name: str, facts: dict[str, Any], out: Path | None = None) -> Path:
@@ -97,7 +103,9 @@ def _refuse_another_machines(path: Path, facts: dict[str, Any]) -> None:
     if not path.exists():
         return
     there = json.loads(path.read_text())["machine"]
-    differences = [f"{fact} {there[fact]}, here {facts[fact]}" for fact in _KIND if there[fact] != facts[fact]]
+    differences = [
+        f"{fact} {there.get(fact)}, here {facts.get(fact)}" for fact in _KIND if there.get(fact) != facts.get(fact)
+    ]
     if differences:
         raise SystemExit(f"{path} has another machine's results ({'; '.join(differences)}): name another file by --out")
 

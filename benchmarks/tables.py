@@ -163,6 +163,8 @@ def caption(machine: dict[str, Any]) -> str:
     ]
     if machine.get("stolen") is not None:
         parts.append(f"{machine['stolen']:.1%} of the processor's time taken by other machines")
+    if machine.get("told"):
+        parts.append("told " + " ".join(f"{name}={value}" for name, value in machine["told"].items()))
     if machine["allocator"] != "default":
         parts.append(f"allocator {machine['allocator']}")
     if not machine["compiled kernels"]:

@@ -96,6 +96,7 @@ def test_options_make_the_same_case_in_another_process() -> None:
 def test_files_are_named_after_the_processor_and_its_vector_instructions() -> None:
     assert results.slug(AMD) == "amd-epyc-avx2"
     assert results.slug(INTEL) == "intel-xeon-platinum-8481c-avx512"
+    assert results.slug({**AMD, "told": {"KERNELWAREHOUSE_LANES": "8"}}) == "amd-epyc-told-avx2"
     assert results.slug({**AMD, "processor": "AMD EPYC 7763 64-Core Processor"}) == "amd-epyc-7763-avx2"
     anonymous = {**INTEL, "processor": "Intel(R) Xeon(R) Processor @ 2.80GHz"}  # others of that name have no rate
     assert results.slug(anonymous) == "intel-xeon-2-80ghz-avx512"
@@ -116,7 +117,21 @@ def test_results_say_how_much_time_other_machines_took(tmp_path: Path) -> None:
     assert "taken by" not in tables.caption(facts)
 
 
-@pytest.mark.parametrize("difference", [INTEL, {"cores": 64}, {"vector instructions": "AVX512"}])
+def test_what_a_machine_was_told_to_use_is_a_fact_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "KERNELWAREHOUSE_LANES"):
+        monkeypatch.delenv(name, raising=False)
+    assert "told" not in results.machine(1)
+    assert "told" not in tables.caption(results.machine(1))
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    facts = results.machine(1)
+    assert facts["told"] == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    assert "told ONEDNN_MAX_CPU_ISA=AVX2" in tables.caption(facts)
+    assert results.destination("speed-1", facts).stem.split("-")[-2] == "told"
+
+
+@pytest.mark.parametrize(
+    "difference", [INTEL, {"cores": 64}, {"vector instructions": "AVX512"}, {"told": {"KERNELWAREHOUSE_LANES": "8"}}]
+)
 def test_results_of_another_machine_stay(tmp_path: Path, difference: dict[str, Any]) -> None:
     out = tmp_path / "speed.json"
     results.write(out, {"machine": AMD, "rows": [1]})
