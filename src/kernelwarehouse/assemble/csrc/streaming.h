@@ -149,7 +149,7 @@ inline Ways find_ways() {
   const auto fastest = [&](Int rows) {
     std::array<double, kWays> best;
     best.fill(1e9);
-    for (int round = 0; round < 3; ++round)
+    for (int round = 0; round < 5; ++round)
       for (std::size_t way = 0; way < best.size(); ++way) {
         const auto start = std::chrono::steady_clock::now();
         mix_in_a_way(Way(way), weights.data(), rows, lines, columns, sums.data(), pitch);
