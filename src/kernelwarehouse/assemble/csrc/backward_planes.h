@@ -14,8 +14,8 @@ constexpr int kDotRows = 4, kDotColumns = kLanes / kDotRows;
 // Lanes with the bit `Half` set are those of b, the others of a, each plus its counterpart half a group away.
 template <int Half, int... lane>
 inline Lanes fold(Lanes a, Lanes b, std::integer_sequence<int, lane...>) {
-  return __builtin_shufflevector(a, b, (lane & Half ? kLanes + lane : lane)...) +
-         __builtin_shufflevector(a, b, (lane & Half ? kLanes + (lane ^ Half) : lane ^ Half)...);
+  return shuffle<(lane & Half ? kLanes + lane : lane)...>(a, b) +
+         shuffle<(lane & Half ? kLanes + (lane ^ Half) : lane ^ Half)...>(a, b);
 }
 
 // The totals of as many vectors as a vector has numbers.

@@ -41,8 +41,8 @@ struct Plane {
     Int x = 0;
     for (; x + 16 <= columns; x += 16, even += 8, odd += 8) {
       const Vector<8> left = load<8>(from + x), right = load<8>(from + x + 8);
-      store(even, __builtin_shufflevector(left, right, 0, 2, 4, 6, 8, 10, 12, 14));
-      store(odd, __builtin_shufflevector(left, right, 1, 3, 5, 7, 9, 11, 13, 15));
+      store(even, shuffle<0, 2, 4, 6, 8, 10, 12, 14>(left, right));
+      store(odd, shuffle<1, 3, 5, 7, 9, 11, 13, 15>(left, right));
     }
     for (; x < columns; ++x) *(x % 2 == 0 ? even++ : odd++) = from[x];
   }

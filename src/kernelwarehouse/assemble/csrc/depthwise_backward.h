@@ -17,8 +17,8 @@ inline void interleave(const float* even, const float* odd, Int count, bool add,
   Int x = 0;
   for (; x + 16 <= count; x += 16, even += 8, odd += 8) {
     const Vector<8> first = load<8>(even), second = load<8>(odd);
-    put(x, __builtin_shufflevector(first, second, 0, 8, 1, 9, 2, 10, 3, 11));
-    put(x + 8, __builtin_shufflevector(first, second, 4, 12, 5, 13, 6, 14, 7, 15));
+    put(x, shuffle<0, 8, 1, 9, 2, 10, 3, 11>(first, second));
+    put(x + 8, shuffle<4, 12, 5, 13, 6, 14, 7, 15>(first, second));
   }
   for (; x < count; ++x) to[x] = (x % 2 == 0 ? *even++ : *odd++) + (add ? to[x] : 0.0f);
 }

@@ -50,6 +50,21 @@ template <int L>
 using Vector = typename VectorOf<L>::Numbers;
 using Lanes = Vector<kLanes>;
 
+// GCC before 12 knows no shuffles but those whose results are as long as what they are made of.
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
+#define KERNELWAREHOUSE_OLD_GCC
+#endif
+
+// Numbers of two vectors, by their places in both, one after the other.
+template <int... place, class V>
+inline V shuffle(V a, V b) {
+#ifdef KERNELWAREHOUSE_OLD_GCC
+  return __builtin_shuffle(a, b, typename VectorOf<sizeof...(place)>::Whole{place...});
+#else
+  return __builtin_shufflevector(a, b, place...);
+#endif
+}
+
 template <int L = kLanes>
 inline Vector<L> load(const float* from) {
   return *reinterpret_cast<const Vector<L>*>(from);
@@ -82,6 +97,11 @@ inline typename VectorOf<L>::Whole widen(const int16_t* high, const uint8_t* low
     return widen<L>(high) * 256 +
            (typename VectorOf<L>::Whole)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)low));
 #endif
+#ifdef KERNELWAREHOUSE_OLD_GCC
+  typename VectorOf<L>::Whole end;
+  for (int lane = 0; lane < L; ++lane) end[lane] = low[lane];
+  return widen<L>(high) * 256 + end;
+#else
   // Side by side: a zero, the last eight bits and the 16 before them (of little-endian numbers).
   using Bytes = VectorOf<8>::Bytes;
   using Shorts = VectorOf<8>::Shorts;
@@ -95,6 +115,7 @@ inline typename VectorOf<L>::Whole widen(const int16_t* high, const uint8_t* low
     std::memcpy(reinterpret_cast<int32_t*>(&whole) + first, joined, sizeof joined);
   }
   return whole >> 8;
+#endif
 }
 
 template <int L = kLanes>
@@ -147,13 +168,19 @@ inline void store_some(float* to, V value, Int count) {
 
 // The sum of a vector's numbers, in a few steps that wait for little: halves are added to each other.
 inline float total(Vector<8> v) {
-  v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
-  v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+  v += shuffle<4, 5, 6, 7, 0, 1, 2, 3>(v, v);
+  v += shuffle<2, 3, 0, 1, 6, 7, 4, 5>(v, v);
   return v[0] + v[1];
 }
 inline float total(Vector<16> v) {
+#ifdef KERNELWAREHOUSE_OLD_GCC
+  Vector<8> halves[2];
+  std::memcpy(halves, &v, sizeof halves);
+  return total(halves[0] + halves[1]);
+#else
   return total(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
                __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+#endif
 }
 
 inline Int round_up(Int value, Int multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -336,17 +363,17 @@ inline void transpose_eight(Source from, Int from_pitch, Int columns, float* to,
     Vector<8> t[8], u[8];
     for (int r = 0; r < 8; ++r) t[r] = load<8>(from + r * from_pitch + c);
     for (int r = 0; r < 8; r += 2) {
-      u[r] = __builtin_shufflevector(t[r], t[r + 1], 0, 8, 2, 10, 4, 12, 6, 14);
-      u[r + 1] = __builtin_shufflevector(t[r], t[r + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+      u[r] = shuffle<0, 8, 2, 10, 4, 12, 6, 14>(t[r], t[r + 1]);
+      u[r + 1] = shuffle<1, 9, 3, 11, 5, 13, 7, 15>(t[r], t[r + 1]);
     }
     for (int r = 0; r < 8; r += 4)
       for (int i = r; i < r + 2; ++i) {
-        t[i] = __builtin_shufflevector(u[i], u[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-        t[i + 2] = __builtin_shufflevector(u[i], u[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        t[i] = shuffle<0, 1, 8, 9, 4, 5, 12, 13>(u[i], u[i + 2]);
+        t[i + 2] = shuffle<2, 3, 10, 11, 6, 7, 14, 15>(u[i], u[i + 2]);
       }
     for (int r = 0; r < 4; ++r) {
-      u[r] = __builtin_shufflevector(t[r], t[r + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-      u[r + 4] = __builtin_shufflevector(t[r], t[r + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+      u[r] = shuffle<0, 1, 2, 3, 8, 9, 10, 11>(t[r], t[r + 4]);
+      u[r + 4] = shuffle<4, 5, 6, 7, 12, 13, 14, 15>(t[r], t[r + 4]);
     }
     for (int r = 0; r < 8; ++r) store(to + (c + r) * to_pitch, u[r]);
   }
