@@ -120,6 +120,7 @@ PLANES = [
 SQUARE = [
     *(shape for shape in SHAPES if (shape.kernel, shape.stride, shape.dilation) == (3, 1, 1)),
     Shape((64, 64), 6, space=(57, 40)),
+    Shape((64, 64), 6, batch=5, space=(57, 40)),  # samples of which a cache holds few: in parts, of each thread's own
     Shape((160, 16), 5, batch=13, groups=(2, 2), space=(4, 4)),
     Shape((16, 16), 3, space=(LEVEL2 // 4096 - 3, 28)),
     Shape((80, 256), 40, groups=(2, 1), space=(7, 9)),

@@ -30,18 +30,20 @@ struct Backward {
   Int pitch() const { return width * ins + kWide; }                    // of a block's rows; no power of two
 
   // So that `sample_numbers` for each sample stay in cache, and a block has at most so many numbers. Threads share the
-  // samples, and each has a cache of its own for them.
+  // samples, and each has a cache of its own for them, as long as all together do not take much memory.
   void choose_blocks(Int sample_numbers, Int most_in_block) {
-    const Int threads = at::get_num_threads();
     // Many samples make packing the cells pay, as long as their inputs and gradients stay in cache; so do large blocks
     // make reading inputs and gradients again for each.
-    constexpr Int enough_rows = 192;
+    constexpr Int enough_rows = 192, enough_caches = 8;
+    const Int threads = at::get_num_threads();
     const bool small = layer.n * layer.cell() <= third_level();  // cells that stay in cache are cheap to read again
     const Int near = std::max<Int>(1, (small ? 1 : 4) * third_level() / sample_numbers);
-    const Int most = std::min({near * threads, std::max(enough_rows / pair_rows(), threads), layer.batch});
-    const Int times = (layer.batch + most - 1) / most;
-    samples = std::min(round_up((layer.batch + times - 1) / times, threads), layer.batch);
-    const Int room = std::min(most_in_block, threads * third_level() / 2 / (samples * pair_rows()));
+    const Int fitting = std::max(near, std::min(near * threads, 16 * kBlock / sample_numbers));
+    const Int most = std::min({fitting, std::max(enough_rows / pair_rows(), threads), layer.batch});
+    const Int times = (layer.batch + most - 1) / most, even = (layer.batch + times - 1) / times;
+    samples = std::min({round_up(even, threads), layer.batch, std::max(even, fitting)});
+    const Int caches = std::min({samples, threads, enough_caches});
+    const Int room = std::min(most_in_block, caches * third_level() / 2 / (samples * pair_rows()));
     width = std::min(layer.cell_out, 4 * kWide);
     ins = layer.cell_in;
     while (width * ins > room && (width > kWide || ins > kWide)) {

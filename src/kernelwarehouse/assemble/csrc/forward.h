@@ -16,8 +16,7 @@ struct Blocking {
   Int pitch;  // from the kernels of one segment to the next
 
   Blocking(const Layer& layer, Int wanted_width, Int pairs) {
-    const Int wanted = blocks_for_threads((layer.cell_out + wanted_width - 1) / wanted_width, pairs);
-    width = round_up((layer.cell_out + wanted - 1) / wanted, kGrain);  // as even as can be
+    width = block_width(layer.cell_out, wanted_width, kGrain, pairs);
     blocks = (layer.cell_out + width - 1) / width;
     pitch = width * layer.cell_in + kWide;  // no power of two, as for rows
     // Where the cells of a block are packed in one piece, runs of samples share it and may be short.

@@ -7,7 +7,6 @@
 #include <ATen/ops/empty_like.h>
 
 #include <atomic>
-#include <numeric>
 #include <vector>
 
 #include "memory.h"
@@ -27,25 +26,48 @@ struct Layer {
   Int pairs() const { return batch * out_groups; }  // (sample, output group): each has `segments` mixtures of its own
 };
 
-// Blocks of output channels: so many at least, and where that is not many more, as many for each thread. Threads have
-// equal shares of the tasks from the beginning, so an odd one would be waited for.
-inline Int blocks_for_threads(Int fewest, Int pairs) {
-  const Int threads = at::get_num_threads();
-  const Int busy = std::max(fewest, threads / std::max<Int>(1, pairs)), even = round_up(busy, threads);
-  return even <= 2 * busy ? even : busy;
-}
-
-// How pairs are split between tasks, beside blocks: only where threads could not share the blocks, as each run of pairs
-// mixes from all of the cells.
+// How pairs are split between tasks, beside blocks: each run of pairs mixes from all of the cells, so there are as few
+// as give the threads about even shares. Threads have theirs from the beginning, and all wait for the largest.
 struct Runs {
-  Int runs, run;
+  Int runs = 1, run;
+  Int share;  // the largest one, in pairs of one block
 
-  Runs(Int pairs, Int blocks) {
-    const Int threads = at::get_num_threads(), fewest = threads / std::gcd(threads, blocks);
-    run = std::max<Int>(1, (pairs + fewest - 1) / fewest);
-    runs = (pairs + run - 1) / run;
+  Runs(Int pairs, Int blocks) : run(std::max<Int>(1, pairs)), share(run) {
+    const Int threads = at::get_num_threads(), most = std::min(pairs, 4 * threads);
+    share = share_of(threads, blocks);
+    for (Int wanted = 2; wanted <= most && !about_even(share, threads, pairs * blocks); ++wanted) {
+      Runs other = *this;
+      other.run = (pairs + wanted - 1) / wanted;
+      other.runs = (pairs + other.run - 1) / other.run;
+      other.share = other.share_of(threads, blocks);
+      if (other.share < share) *this = other;
+    }
   }
+
+  static bool about_even(Int share, Int threads, Int whole) { return 8 * threads * share <= 9 * whole; }
+
+ private:
+  Int share_of(Int threads, Int blocks) const { return (blocks * runs + threads - 1) / threads * run; }
 };
+
+// The width of blocks of so many channels, a multiple of `step`: as wanted at most, and about even. Where threads have
+// more even shares of narrower blocks, it is down to half of that, or as little as it takes to have work for all.
+inline Int block_width(Int channels, Int wanted, Int step, Int pairs) {
+  const Int threads = at::get_num_threads(), fewest = (channels + wanted - 1) / wanted;
+  const Int most = threads == 1 ? fewest : std::max(2 * fewest, fewest + threads / std::max<Int>(1, pairs));
+  const auto width_of = [&](Int blocks) { return round_up((channels + blocks - 1) / blocks, step); };
+  const auto runs_of = [&](Int width) { return Runs(pairs, (channels + width - 1) / width); };
+  Int best = width_of(fewest);
+  Runs runs = runs_of(best);
+  for (Int blocks = fewest + 1; blocks <= most; ++blocks) {
+    if (runs.runs == 1 && Runs::about_even(runs.share * best, threads, pairs * channels)) break;
+    const Int width = width_of(blocks);
+    const Runs other = runs_of(width);
+    const Int more = other.share * width - runs.share * best;
+    if (more < 0 || (more == 0 && other.runs < runs.runs)) best = width, runs = other;
+  }
+  return best;
+}
 
 // The order in which a call goes through blocks of the cells. Layers of a stage read the same cells, one after the
 // other; where a cache does not hold all of them, the first are gone when the next layer begins with them. So every

@@ -91,15 +91,18 @@ inline void mix_along_lines(const float* weights, Int rows, const std::vector<So
       with_constant<together>(std::min(together, depth - k), [&](auto count) {
         // After the end of these lines' pieces come the next lines, or the next pieces of the first ones.
         const bool last = k + together >= depth;
-        Source next[count];
-        for (int i = 0; i < count; ++i)
-          next[i] = last ? lines[i] + column + size : lines[std::min(k + together + i, depth - 1)] + column;
+        const Int others = std::min(together, last ? depth : depth - k - together);
+        Source next[together];
+        for (int i = 0; i < others; ++i) next[i] = last ? lines[i] + column + size : lines[k + together + i] + column;
         for_panels(size, [&](Int panel, Int width) {
           Source from[count];
           for (int i = 0; i < count; ++i) from[i] = lines[k + i] + column + panel;
           if constexpr (fetching) {
             const Int beyond = panel + ahead - size;
-            for (int i = 0; i < count; ++i) fetch(beyond < 0 ? from[i] + ahead : next[i] + beyond, width);
+            if (beyond < 0)
+              for (int i = 0; i < count; ++i) fetch(from[i] + ahead, width);
+            else
+              for (int i = 0; i < others; ++i) fetch(next[i] + beyond, width);
           }
           const auto mix = [&](auto vectors, auto lanes) {
             mix_panel<count, vectors, lanes>(weights + k, depth, rows, from, to + column + panel, to_pitch, k > 0);

@@ -25,10 +25,9 @@ struct WinogradBlocks {
     // Every run of pairs packs the cells again, and every block transforms the tiles again.
     const Int room = 2 * kBlock / (layer.segments * layer.cell_in * std::min<Int>(pairs, 16));
     width = std::min(layer.cell_out, std::clamp<Int>(room / kWide * kWide, kWide, 4 * kWide));
-    if (pairs < at::get_num_threads()) {
-      const Int wanted = blocks_for_threads((layer.cell_out + width - 1) / width, pairs);
-      width = std::min(width, round_up((layer.cell_out + wanted - 1) / wanted, kWide));
-    }
+    const Int threads = at::get_num_threads(), count = (layer.cell_out + width - 1) / width;
+    if (!Runs::about_even(Runs(pairs, count).share, threads, pairs * count))
+      width = std::min(width, block_width(layer.cell_out, width, kWide, pairs));
     const auto narrow = [&](const auto& too_wide) {
       while (too_wide() && width > kWide) width = round_up(width / 2, kWide);
     };
