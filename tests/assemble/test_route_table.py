@@ -230,6 +230,22 @@ def test_what_nobody_would_measure_can_be_pinned(measuring: Path, way: str) -> N
     assert layer.route.forward == way
 
 
+@pytest.mark.parametrize(
+    ("choice", "taken"),
+    [(Choice("plain", "plain"), True), (Choice("native", "plain"), False), (Choice("plain", "matmul"), False)],
+    ids=str,
+)
+def test_the_definition_goes_with_itself_alone(measuring: Path, choice: Choice, taken: bool) -> None:
+    """It has no backward of its own."""
+    layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
+    layer(x)
+    [key] = route_table.read(measuring)
+    with route_table.keeping({key: choice}):
+        layer(x).sum().backward()
+    assert ((layer.route.forward, layer.route.backward) == (choice.forward, choice.backward)) == taken
+    assert layer.warehouse.cells.grad.abs().sum() > 0
+
+
 def test_a_run_goes_on_by_rule_that_nobody_would_measure(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule takes products of single rows where a kernel reads one channel; measured, they are no candidates."""
     layer, x, choices = Conv2d(1, 12, 3, config=WarehouseConfig(2)), torch.randn(2, 1, 6, 6), {}
@@ -249,7 +265,7 @@ def test_a_run_goes_on_by_rule_that_nobody_would_measure(measuring: Path, monkey
     [
         (Choice("pointwise"), "'pointwise' cannot be used, as"),
         (Choice("hidden"), "'hidden' would save nothing"),
-        (Choice("basis"), "'basis' is for layers that have been prepared"),
+        (Choice("basis"), "'basis' needs a layer that was prepared for inference"),
     ],
 )
 def test_what_cannot_be_taken_is_said(
@@ -257,9 +273,10 @@ def test_what_cannot_be_taken_is_said(
 ) -> None:
     layer, x = Conv2d(16, 32, 3, config=WarehouseConfig(2)), torch.randn(2, 16, 6, 6)
     key = _key_of(layer, x, measuring)
+    routing._say_passed_over.cache_clear()
     with route_table.keeping({key: choice}), torch.no_grad():
         layer(x)
-        layer(x)
+        layer(x[..., :-1])  # of the same kind
     assert layer.route.forward != choice.forward
     [said] = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
     assert key in said

@@ -121,8 +121,6 @@ def known(key: str) -> Choice | None:
     if found is None:
         pinned = os.environ.get(VARIABLE)
         found = (_pinned(pinned) if pinned else _of_machine(_device(key))).get(key)
-        if found is not None:
-            keep_with_runs(key, found)
     return found
 
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
 
 import torch
@@ -104,7 +105,7 @@ def route(
         return Route(wanted, wanted, "forced")
     question = ask(x, cells, geometry, attention, prepared, training, wants_input)
     if recorded():
-        return _for_any_batch(_by_rule(x, question))
+        return _for_traces(_by_rule(x, question), x, geometry)
     global _answered_at
     answer = _answers.get(question) if _answered_at == route_table.changes() else None
     if answer is None:
@@ -166,9 +167,11 @@ def _answer(x: Tensor, cells: Tensor, question: Question, prepared: Prepared | N
     if choice is not None:
         problem = _obstacle(choice, x, question, strategies)
         if problem is None:
+            if not kept:
+                route_table.keep_with_runs(key, choice)
             backward = choice.backward if question.training else None
             return Route(choice.forward, backward, "as before in this run" if kept else "as chosen before")
-        _log.warning("the choice for [%s] is passed over: %s", key, problem)
+        _say_passed_over(key, problem)
     if len(candidates) == 1:
         return usual
     if x.device.type != "cpu" or not route_table.measures():
@@ -183,23 +186,34 @@ def _answer(x: Tensor, cells: Tensor, question: Question, prepared: Prepared | N
     return Route(choice.forward, choice.backward, f"measured{beside}: {times}")
 
 
+@lru_cache(maxsize=_REMEMBERED)
+def _say_passed_over(key: str, problem: str) -> None:
+    """Once: many sizes share a choice."""
+    _log.warning("the choice for [%s] is passed over: %s", key, problem)
+
+
 def _obstacle(choice: Choice, x: Tensor, question: Question, candidates: Mapping[str, Strategy]) -> str | None:
     """Why a layer cannot take the ways that a run or a file names, or nothing.
 
     Those that nobody would measure are among them: the rule may have taken them, and people ask for what they like.
     """
-    if question.training and choice.backward is None:
-        return "it names no way for backward"
-    for name in filter(None, (choice.forward, choice.backward)):
+    names = [choice.forward]
+    if question.training:
+        if choice.backward is None:
+            return "it names no way for backward"
+        names.append(choice.backward)
+    for name in names:
         if name in candidates:
             continue
         if name in BASES:
-            return f"{name!r} is for layers that have been prepared for inference"
+            return f"{name!r} needs a layer that was prepared for inference in that way"
         if STRATEGIES[name].mixing == "factors":
             return f"{name!r} would save nothing, or cannot be used with the layer's attention"
         problem = STRATEGIES[name].obstacle(x, question.geometry)
         if problem is not None:
             return f"{name!r} cannot be used, as {problem}"
+        if STRATEGIES[name].backward is None and len({*names}) > 1:
+            return f"{name!r} goes with itself alone: it is differentiated step by step"
     return None
 
 
@@ -263,8 +277,12 @@ def _rule_of_launches(question: Question) -> tuple[str, str]:
     return "grouped", f"{question.positions} output positions"
 
 
-def _for_any_batch(answer: Route) -> Route:
-    """A trace is used for other batches, which groups for every sample, or chunks of some, would not fit."""
+def _for_traces(answer: Route, x: Tensor, geometry: Geometry) -> Route:
+    """A trace is used for other batches, which groups for every sample, or chunks of some, would not fit; and without
+    this library, where torch's own operators do as well."""
+    backward = answer.backward is not None
+    if STRATEGIES["pointwise"].obstacle(x, geometry) is None:
+        return Route("pointwise", "pointwise" if backward else None, "traced: one batched product")
     if answer.forward not in ("grouped", "windows"):
         return answer
-    return Route("matmul", "matmul" if answer.backward else None, "traced: for any size of the batch")
+    return Route("matmul", "matmul" if backward else None, "traced: for any size of the batch")
