@@ -25,8 +25,8 @@ from kernelwarehouse.assemble.build import load_native
 FOLDER = Path(__file__).parent / "results"
 # Where these are equal, figures may take each other's place.
 _KIND = ("processor", "vector instructions", "told", "cores")
-# By which torch, oneDNN and our kernels are told to use fewer of the processor's instructions than it has.
-_TELLING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "KERNELWAREHOUSE_LANES")
+# By which torch, its libraries and our kernels are told to use fewer of the processor's instructions than it has.
+_TELLING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "KERNELWAREHOUSE_LANES")
 
 
 def processor_times() -> list[int]:
@@ -54,7 +54,7 @@ def machine(threads: int | Sequence[int]) -> dict[str, Any]:
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    told = {name: os.environ[name] for name in _TELLING if name in os.environ}
+    told = {name: os.environ[name] for name in _TELLING if os.environ.get(name)}
     return {
         "processor": models[0] if models else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

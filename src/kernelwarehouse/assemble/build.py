@@ -79,9 +79,15 @@ def _load() -> None:
 
 
 def _flags() -> list[str]:
-    """What the compiler is told, with the width that the environment asks for, if it does."""
+    """What the compiler is told, with the width that the environment asks for, if it does.
+
+    The narrow kernels are those of a processor without AVX-512, in every instruction.
+    """
     width = os.environ.get("KERNELWAREHOUSE_LANES")
-    return [*_FLAGS, f"-DKERNELWAREHOUSE_LANES={width}"] if width else _FLAGS
+    if not width:
+        return _FLAGS
+    without = ["-mno-avx512f"] if width == "8" and platform.machine() in ("x86_64", "AMD64") else []
+    return [*_FLAGS, *without, f"-DKERNELWAREHOUSE_LANES={width}"]
 
 
 def _load_from(folder: Path, stem: str) -> None:
