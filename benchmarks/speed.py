@@ -15,6 +15,7 @@ has nothing to choose.
 
 import argparse
 import gc
+import resource
 import statistics
 import sys
 import time
@@ -56,6 +57,7 @@ def interleave(
     fewest: int,
     clock: str = "wall",
     elsewhere: Mapping[str, Callable[[], float]] | None = None,
+    pages: dict[str, list[int]] | None = None,
 ) -> Times:
     """Times of each, taken in turns, so that what else the machine does hits all alike, after `WARM_UPS` steps of each.
 
@@ -65,6 +67,9 @@ def interleave(
 
     What runs elsewhere says itself how long it took. Nothing of it is to be seen here: threads that still look for work
     are waited for, there and here, and a step that is not counted brings back what it has driven out of the caches.
+
+    `pages` gets how many pages of memory the system had to give in each step: what a heap has handed back is mapped
+    again, and that takes time of its own.
     """
     for _ in range(WARM_UPS):
         for run in runs.values():
@@ -75,7 +80,10 @@ def interleave(
     order = list(runs)
     while len(times[order[0]]) < fewest or time.perf_counter() < end:
         for way in order:
+            before = _pages()
             times[way].append(_seconds(runs[way], CLOCKS[clock]))
+            if pages is not None:
+                pages.setdefault(way, []).append(_pages() - before)
         order.reverse()
         for way, ask in elsewhere.items():
             time.sleep(REST)
@@ -89,6 +97,10 @@ def _seconds(run: Callable[[], None], now: Callable[[], float]) -> float:
     start = now()
     run()
     return now() - start
+
+
+def _pages() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def few(run: Callable[[], None], seconds: float, most: int, clock: str = "wall") -> list[float]:
@@ -110,10 +122,11 @@ def take_turns(
     plain_rounds: int = PLAIN_ROUNDS,
     before_plain: Callable[[], None] = lambda: None,
     elsewhere: Mapping[str, Callable[[], float]] | None = None,
+    pages: dict[str, list[int]] | None = None,
 ) -> Times:
     """Times of the ways: those that are compared in turns, and the plain definition after them."""
     compared = {way: run for way, run in runs.items() if way != "plain"}
-    times = interleave(compared, seconds, fewest, clock, elsewhere)
+    times = interleave(compared, seconds, fewest, clock, elsewhere, pages)
     before_plain()  # layers remember their last call
     if "plain" in runs:
         times["plain"] = few(runs["plain"], seconds, plain_rounds, clock)
@@ -169,6 +182,7 @@ def measure_beside(alone: Callable[[], float], case: Case, chosen: argparse.Name
     }
     prepared = kw.prepare_inference(converted, case.prepared, case.batch, case.compact) if case.prepared else None
     routes: dict[str, int] = {}
+    pages: dict[str, list[int]] = {}
     times = take_turns(
         runs,
         chosen.seconds,
@@ -176,8 +190,10 @@ def measure_beside(alone: Callable[[], float], case: Case, chosen: argparse.Name
         chosen.clock,
         before_plain=lambda: routes.update(ways_taken(converted)),
         elsewhere={ALONE: alone},
+        pages=pages,
     )
-    facts = {**case.facts(), "prepared": str(prepared) if prepared else None, "routes": routes}
+    given = {way: round(statistics.median(counts)) for way, counts in pages.items()}
+    facts = {**case.facts(), "prepared": str(prepared) if prepared else None, "routes": routes, "pages": given}
     times_alone = times.pop(ALONE)
     return {**facts, **summary(times, times_alone)}
 
@@ -204,7 +220,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for case in cases:
         rows.append(measure(case, chosen))
         found = rows[-1]
-        console.print(f"{case.name}: {found['milliseconds']} ms, ratios {found['ratio']}, {found['rounds']} rounds")
+        console.print(
+            f"{case.name}: {found['milliseconds']} ms, ratios {found['ratio']}, {found['rounds']} rounds, "
+            f"pages given in a step {found['pages']}, static milliseconds {found['static milliseconds']}"
+        )
         if out:  # after every case: a long run that is broken off has measured something
             results.write(out, {"machine": facts, "rows": rows})
         gc.collect()

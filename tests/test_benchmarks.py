@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import mmap
 import re
 import subprocess
 from contextlib import nullcontext
@@ -216,6 +217,19 @@ def test_what_runs_elsewhere_takes_its_turns() -> None:
     assert {way: len(taken) for way, taken in times.items()} == {"static": 3, "ours": 3, speed.ALONE: 3}
     forth, back = ["static", "ours", "alone", "ours"], ["ours", "static", "alone", "static"]
     assert calls[4:] == [*forth, *back, *forth]
+
+
+def test_pages_that_the_system_gives_are_counted() -> None:
+    """Megabytes that are mapped, touched and handed back in every step are pages each time, of whatever size."""
+
+    def touch() -> None:
+        with mmap.mmap(-1, 16 << 20) as memory:
+            memory[::1024] = bytes(len(memory) // 1024)
+
+    pages: dict[str, list[int]] = {}
+    speed.interleave({"static": lambda: None, "ours": touch}, 0, 3, pages=pages)
+    assert len(pages["static"]) == len(pages["ours"]) == 3
+    assert min(pages["ours"]) > max(pages["static"])
 
 
 def test_memory_takes_each_way_in_a_process_of_its_own(tmp_path: Path) -> None:
